@@ -1,0 +1,51 @@
+# setup   the environment in .venv, with the package built from this checkout
+# demo    set up, verify the kernels and compare them with torch on this machine
+# test    set up and run the tests
+# check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
+# bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test check lint bench numerics sanitize mutation clean
+
+setup: .venv/stamp
+
+.venv/stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e ".[dev]"
+	touch $@
+
+demo: setup
+	$(BIN)/normlab doctor
+	$(BIN)/normlab bench --quick
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -m "not nightly"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test sanitize
+
+bench: setup
+	$(BIN)/normlab bench --json bench-$(shell date +%Y%m%d-%H%M).json
+
+numerics: setup
+	$(BIN)/normlab numerics --write docs
+
+sanitize:
+	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
+	cmake --build build/sanitize --parallel 2
+	./build/sanitize/kernel_test
+
+mutation: setup
+	$(BIN)/python tests/mutation_drill.py
+
+clean:
+	rm -rf build .venv

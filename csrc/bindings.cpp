@@ -1,0 +1,155 @@
+// The only file that knows Python. No arithmetic: addresses and sizes go in as integers, the GIL is released.
+//
+// Integers rather than array objects: the caller (kernels/cpu.py) has checked dtype, device and layout already, and
+// an array handshake per argument costs more than a small norm.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/pair.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace nb = nanobind;
+using namespace normlab;
+
+namespace {
+
+typedef uintptr_t Address;
+const Isa* chosen = nullptr;
+
+template <class P> P* at(Address a) { return (P*)a; }
+
+RowNorm row_norm(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
+                 double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
+                 Address bias, Address x, Address mean, Address rstd) {
+    RowNorm a{};
+    a.rows = rows; a.width = width; a.x_stride = x_stride; a.partial = partial;
+    a.dtype = (DType)dtype; a.param_dtype = (DType)param_dtype; a.mode = (RowMode)mode; a.eps = eps;
+    a.offset_gain = offset_gain; a.round_before_gain = round_before_gain; a.threads = threads;
+    a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
+    a.mean = at<double>(mean); a.rstd = at<double>(rstd); a.alpha = 1;
+    return a;
+}
+
+void row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
+                 double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
+                 Address bias, Address x, Address mean, Address rstd, Address y, Address branch, Address stream,
+                 double alpha, double drop, uint64_t seed) {
+    RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
+                         threads, mask, weight, bias, x, mean, rstd);
+    a.y = at<void>(y); a.branch = at<void>(branch); a.stream = at<void>(stream);
+    a.alpha = alpha; a.drop = drop; a.seed = seed;
+    chosen->table->row_forward(a);
+}
+
+void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
+                  double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
+                  Address x, Address mean, Address rstd, Address grad, Address dx, Address dweight, Address dbias,
+                  bool residual, Address grad_stream, Address dbranch, double alpha, double drop, uint64_t seed) {
+    RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
+                         threads, mask, weight, 0, x, mean, rstd);
+    a.grad = at<void>(grad); a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
+    if (residual) {
+        a.branch = at<void>(x);  // only its presence matters: backward reads the stream
+        a.stream = at<void>(x);
+    }
+    a.grad_stream = at<void>(grad_stream); a.dbranch = at<void>(dbranch);
+    a.alpha = alpha; a.drop = drop; a.seed = seed;
+    chosen->table->row_backward(a);
+}
+
+ColumnNorm column_norm(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
+                       bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
+                       Address mask, Address weight, Address bias, Address x, Address mean, Address var, Address count) {
+    ColumnNorm a{};
+    a.segments = segments; a.rows = rows; a.channels = channels; a.groups = groups; a.planes = planes;
+    a.pooled = pooled; a.centered = centered; a.given = given; a.dtype = (DType)dtype;
+    a.param_dtype = (DType)param_dtype; a.eps = eps; a.offset_gain = offset_gain; a.threads = threads;
+    a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
+    a.mean = at<double>(mean); a.var = at<double>(var); a.count = at<double>(count);
+    return a;
+}
+
+void column_forward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
+                    bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
+                    Address mask, Address weight, Address bias, Address x, Address mean, Address var, Address count,
+                    Address y) {
+    ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
+                               eps, offset_gain, threads, mask, weight, bias, x, mean, var, count);
+    a.y = at<void>(y);
+    if (y) chosen->table->column_forward(a);
+    else chosen->table->column_moments(a);
+}
+
+void column_backward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
+                     bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
+                     Address mask, Address weight, Address x, Address mean, Address var, Address count, Address grad,
+                     Address sum_grad, Address sum_grad_xhat, bool sums, bool apply, Address direct, Address along,
+                     Address offset, Address dx, Address dweight, Address dbias) {
+    ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
+                               eps, offset_gain, threads, mask, weight, 0, x, mean, var, count);
+    a.grad = at<void>(grad); a.sum_grad = at<double>(sum_grad); a.sum_grad_xhat = at<double>(sum_grad_xhat);
+    a.direct = at<double>(direct); a.along = at<double>(along); a.offset = at<double>(offset);
+    a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
+    if (sums) chosen->table->column_backward_sums(a);
+    if (apply) chosen->table->column_backward_apply(a);
+}
+
+Pointwise pointwise(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
+                    Address alpha, Address shift, Address weight, Address bias, Address x) {
+    Pointwise a{};
+    a.rows = rows; a.width = width; a.dtype = (DType)dtype; a.param_dtype = (DType)param_dtype; a.erf = erf;
+    a.threads = threads; a.mask = at<const uint8_t>(mask); a.alpha = at<void>(alpha); a.shift = at<void>(shift);
+    a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
+    return a;
+}
+
+void pointwise_forward(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
+                       Address alpha, Address shift, Address weight, Address bias, Address x, Address y) {
+    Pointwise a = pointwise(rows, width, dtype, param_dtype, erf, threads, mask, alpha, shift, weight, bias, x);
+    a.y = at<void>(y);
+    chosen->table->pointwise_forward(a);
+}
+
+void pointwise_backward(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
+                        Address alpha, Address shift, Address weight, Address x, Address grad, Address dx,
+                        Address dalpha, Address dshift, Address dweight, Address dbias) {
+    Pointwise a = pointwise(rows, width, dtype, param_dtype, erf, threads, mask, alpha, shift, weight, 0, x);
+    a.grad = at<void>(grad); a.dx = at<void>(dx); a.dalpha = at<void>(dalpha); a.dshift = at<void>(dshift);
+    a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
+    chosen->table->pointwise_backward(a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    typedef nb::call_guard<nb::gil_scoped_release> Released;
+    chosen = best_isa();
+    m.def("isas", [] {
+        std::vector<std::pair<std::string, bool>> all;
+        for (const Isa* isa = isas; isa->name; ++isa) all.emplace_back(isa->name, isa->supported());
+        return all;
+    }, "(name, does this machine have it) of every instruction set in this build, best first");
+    m.def("isa", [] { return std::string(chosen->name); }, "the instruction set in use");
+    m.def("use_isa", [](const std::string& name) {
+        const Isa* isa = find_isa(name.c_str());
+        if (!isa) throw std::invalid_argument("this build holds no instruction set named '" + name + "'");
+        if (!isa->supported()) throw std::invalid_argument("this machine has no " + name);
+        chosen = isa;
+    });
+#ifdef _OPENMP
+    m.attr("openmp") = true;
+#else
+    m.attr("openmp") = false;
+#endif
+    m.def("row_forward", &row_forward, Released());
+    m.def("row_backward", &row_backward, Released());
+    m.def("column_forward", &column_forward, Released());
+    m.def("column_backward", &column_backward, Released());
+    m.def("pointwise_forward", &pointwise_forward, Released());
+    m.def("pointwise_backward", &pointwise_backward, Released());
+}

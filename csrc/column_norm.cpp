@@ -1,0 +1,556 @@
+// Column norms: statistics over rows, per channel or group of channels: BatchNorm, InstanceNorm, GroupNorm, PowerNorm.
+//
+// All of them are four streaming passes over (segment, row, channel) with small float64 arrays in between:
+//   moments   x        -> mean and squared deviation per (segment, channel), merged into sets
+//   apply     x        -> y  = (x - mean) * a + b
+//   sums      grad, x  -> sum(grad), sum(grad * xhat) per channel
+//   gradient  grad, x  -> dx = direct * grad + along * xhat + offset
+//
+// Moments are taken over short runs of real rows with the run's first row as shift. The shift is a member of the run,
+// so cancellation can cost at most a factor (run + 1); runs are merged in float64 (Chan et al.). Only real rows are
+// gathered, in order, so adding padding changes no bit. The cut into tasks follows each segment's real rows alone.
+#include "moments.h"
+#include "tasks.h"
+
+namespace normlab {
+namespace NORMLAB_ISA {
+namespace {
+
+constexpr int run_rows = 16;        // rows summed in registers before a float64 merge
+constexpr int apply_rows = 4;       // rows that share one load of the coefficients
+constexpr int64_t chunk = 4096;     // planes: values per run
+
+enum Slot { slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums };
+
+inline int64_t sets(const ColumnNorm& a) { return a.pooled ? 1 : a.segments; }
+inline int64_t set_of(const ColumnNorm& a, int64_t segment) { return a.pooled ? 0 : segment; }
+inline int64_t elements(const ColumnNorm& a) { return a.segments * a.rows * a.channels; }
+
+inline void merge(double& n, double& mean, double& m2, double n_b, double mean_b, double m2_b) {
+    if (n_b == 0) return;
+    const double total = n + n_b, delta = mean_b - mean;
+    if (n == 0) { n = n_b; mean = mean_b; m2 = m2_b; return; }
+    mean += delta * (n_b / total);
+    m2 += m2_b + delta * delta * (n * n_b / total);
+    n = total;
+}
+
+// The real rows of each segment, and the tasks they are cut into.
+struct Rows {
+    const int64_t* index;   // row numbers within the whole tensor; null = every row
+    const int64_t* start;   // [segments + 1] into index
+    struct Task { int64_t segment, begin, end; };
+    const Task* task;
+    int64_t tasks;
+    inline int64_t at(int64_t i) const { return index ? index[i] : i; }
+    inline int64_t count(int64_t segment) const { return start[segment + 1] - start[segment]; }
+};
+
+Rows real_rows(const ColumnNorm& a) {
+    const int64_t all = a.segments * a.rows;
+    int64_t* start = (int64_t*)scratch(slot_index, (size_t)(a.segments + 1 + (a.mask ? all : 0)) * sizeof(int64_t));
+    int64_t* index = a.mask ? start + a.segments + 1 : nullptr;
+    int64_t found = 0, tasks = 0;
+    for (int64_t s = 0; s < a.segments; ++s) {
+        start[s] = found;
+        if (a.mask) {
+            const uint8_t* mask = a.mask + s * a.rows;
+            for (int64_t r = 0; r < a.rows; ++r) {
+                index[found] = s * a.rows + r;
+                found += mask[r] != 0;
+            }
+        } else {
+            found += a.rows;
+        }
+        const int64_t n = found - start[s], per_task = rows_per_task(n);
+        tasks += (n + per_task - 1) / per_task;
+    }
+    start[a.segments] = found;
+    Rows::Task* task = (Rows::Task*)scratch(slot_tasks, (size_t)(tasks + 1) * sizeof(Rows::Task));
+    int64_t t = 0;
+    for (int64_t s = 0; s < a.segments; ++s) {
+        const int64_t per_task = rows_per_task(start[s + 1] - start[s]);
+        for (int64_t r = start[s]; r < start[s + 1]; r += per_task)
+            task[t++] = {s, r, r + per_task < start[s + 1] ? r + per_task : start[s + 1]};
+    }
+    return {index, start, task, tasks};
+}
+
+// ---- moments --------------------------------------------------------------------------------------------------
+
+// Moments of one task's rows for every channel, in block order.
+template <class T> void column_run(const ColumnNorm& a, const Rows& rows, const Rows::Task& task, double* mean, double* m2) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    const T* x = (const T*)a.x;
+    double n = 0;
+    for (int64_t i = task.begin; i < task.end; i += run_rows) {
+        const int held = (int)(task.end - i < run_rows ? task.end - i : run_rows);
+        const T* p[run_rows];
+        for (int k = 0; k < held; ++k) p[k] = x + rows.at(i + k) * a.channels;
+        const double n_b = held, total = n + n_b, share = n_b / total, cross = n * n_b / total, inverse = 1.0 / n_b;
+        each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            const Bk shift = load(p[0] + j, count);
+            Bk sum = Bk::all(0), square = Bk::all(0);
+            for (int k = 1; k < held; ++k) {
+                const Bk d = load(p[k] + j, count) - shift;
+                sum = sum + d;
+                square = square + d * d;
+            }
+            C s[Bk::B], q[Bk::B], h[Bk::B];
+            store(s, sum); store(q, square); store(h, shift);
+            double* mean_j = mean + j;
+            double* m2_j = m2 + j;
+            if (n == 0) {
+                for (int l = 0; l < Bk::B; ++l) {
+                    const double rest = (double)s[l] * inverse;
+                    mean_j[l] = (double)h[l] + rest;
+                    m2_j[l] = (double)q[l] - rest * (double)s[l];
+                }
+            } else {
+                for (int l = 0; l < Bk::B; ++l) {
+                    const double rest = (double)s[l] * inverse;
+                    const double delta = (double)h[l] + rest - mean_j[l];
+                    mean_j[l] += delta * share;
+                    m2_j[l] += (double)q[l] - rest * (double)s[l] + delta * delta * cross;
+                }
+            }
+        });
+        n = total;
+    }
+    // Columns whose squares left the range of the compute type are taken again in float64.
+    const bool tiny_matters = a.eps <= 1e6 * Range<C>::small;
+    for (int64_t c = 0; c < a.channels; ++c) {
+        const int64_t l = slot<T>(c);
+        if (m2[l] < Range<C>::big && !(tiny_matters && m2[l] < Range<C>::small * n)) {
+            if (m2[l] < 0) m2[l] = 0;
+            continue;
+        }
+        double mean_c = 0, m2_c = 0, n_c = 0;
+        for (int64_t i = task.begin; i < task.end; ++i)
+            merge(n_c, mean_c, m2_c, 1, get(x + rows.at(i) * a.channels, c), 0);
+        mean[l] = mean_c;
+        m2[l] = m2_c;
+    }
+}
+
+// The real values of one plane as runs of neighbours: f(run of x, run of grad, length).
+template <class T, class F> void plane_runs(const ColumnNorm& a, const Rows& rows, int64_t segment, int64_t channel, F&& f) {
+    const int64_t offset = (segment * a.channels + channel) * a.rows;
+    const T* x = (const T*)a.x + offset;
+    const T* grad = a.grad ? (const T*)a.grad + offset : nullptr;
+    if (!rows.index) {
+        for (int64_t r = 0; r < a.rows; r += chunk) f(x + r, grad ? grad + r : nullptr, a.rows - r < chunk ? a.rows - r : chunk);
+        return;
+    }
+    T* gathered = (T*)scratch(slot_gather, 2 * chunk * sizeof(T));
+    const int64_t first_row = segment * a.rows;
+    for (int64_t i = rows.start[segment]; i < rows.start[segment + 1]; i += chunk) {
+        const int64_t left = rows.start[segment + 1] - i, n = left < chunk ? left : chunk;
+        for (int64_t k = 0; k < n; ++k) {
+            gathered[k] = x[rows.index[i + k] - first_row];
+            if (grad) gathered[chunk + k] = grad[rows.index[i + k] - first_row];
+        }
+        f(gathered, grad ? gathered + chunk : nullptr, n);
+    }
+}
+
+template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
+    typedef typename Compute<T>::type C;
+    const int64_t wide = padded<C>(a.channels);
+    double* seg_mean = (double*)scratch(slot_segments, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
+    double* seg_m2 = seg_mean + a.segments * a.channels;
+    if (a.planes) {
+        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+            double n = 0, mean = 0, m2 = 0;
+            plane_runs<T>(a, rows, plane / a.channels, plane % a.channels, [&](const T* x, const T*, int64_t count) {
+                const Moments m = moments(x, count, true, a.eps, first<T>(count % Block<C>::B));
+                merge(n, mean, m2, (double)count, m.mean, m.square * (double)count);
+            });
+            seg_mean[plane] = mean;
+            seg_m2[plane] = m2;
+        });
+    } else {
+        double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+        run_tasks(rows.tasks, elements(a), a.threads, [&](int64_t t) {
+            column_run<T>(a, rows, rows.task[t], partial + 2 * t * wide, partial + (2 * t + 1) * wide);
+        });
+        constexpr int64_t columns = 128;
+        const int64_t parts = (wide + columns - 1) / columns;
+        // One job per segment and strip of columns: its tasks are merged in order.
+        int64_t* first_task = (int64_t*)scratch(slot_sums, (size_t)(a.segments + 1) * sizeof(int64_t));
+        int64_t t = 0;
+        for (int64_t s = 0; s <= a.segments; ++s) {
+            while (t < rows.tasks && rows.task[t].segment < s) ++t;
+            first_task[s] = t;
+        }
+        run_tasks(a.segments * parts, rows.tasks * wide, a.threads, [&](int64_t job) {
+            const int64_t s = job / parts, begin = job % parts * columns;
+            const int64_t end = begin + columns < wide ? begin + columns : wide;
+            const int64_t t0 = first_task[s], t1 = first_task[s + 1];
+            if (t0 == t1) return;
+            double* mean = partial + 2 * t0 * wide;
+            double* m2 = mean + wide;
+            double n = (double)(rows.task[t0].end - rows.task[t0].begin);
+            for (int64_t u = t0 + 1; u < t1; ++u) {
+                const double n_b = (double)(rows.task[u].end - rows.task[u].begin), total = n + n_b;
+                const double share = n_b / total, cross = n * n_b / total;
+                const double* mean_b = partial + 2 * u * wide;
+                const double* m2_b = mean_b + wide;
+                for (int64_t j = begin; j < end; ++j) {
+                    const double delta = mean_b[j] - mean[j];
+                    mean[j] += delta * share;
+                    m2[j] += m2_b[j] + delta * delta * cross;
+                }
+                n = total;
+            }
+        });
+        for (int64_t s = 0; s < a.segments; ++s) {
+            const double* mean = partial + 2 * first_task[s] * wide;
+            const bool empty = rows.count(s) == 0;
+            for (int64_t c = 0; c < a.channels; ++c) {
+                seg_mean[s * a.channels + c] = empty ? 0 : mean[slot<T>(c)];
+                seg_m2[s * a.channels + c] = empty ? 0 : mean[wide + slot<T>(c)];
+            }
+        }
+    }
+    // Merge channels of a group, and segments when pooled, into sets.
+    const int64_t width = a.channels / a.groups;
+    for (int64_t set = 0; set < sets(a); ++set) {
+        double cells = 0;
+        for (int64_t g = 0; g < a.groups; ++g) {
+            double n = 0, mean = 0, m2 = 0;
+            for (int64_t s = a.pooled ? 0 : set; s < (a.pooled ? a.segments : set + 1); ++s)
+                for (int64_t c = g * width; c < (g + 1) * width; ++c)
+                    merge(n, mean, m2, (double)rows.count(s), seg_mean[s * a.channels + c], seg_m2[s * a.channels + c]);
+            const double var = n > 0 ? m2 / n : 0;
+            a.mean[set * a.groups + g] = a.centered ? mean : 0;
+            a.var[set * a.groups + g] = a.centered ? var : var + mean * mean;
+            cells = n;
+        }
+        a.count[set] = cells;
+    }
+}
+
+// ---- apply ----------------------------------------------------------------------------------------------------
+
+// Per-(set, channel) coefficients in compute precision and block order, one array after the other.
+template <class T> struct Coefficients {
+    typedef typename Compute<T>::type C;
+    C* base;
+    int64_t wide;
+    int arrays;
+    inline C* get(int64_t set, int which) const { return base + (set * arrays + which) * wide; }
+};
+
+template <class T> Coefficients<T> coefficients(const ColumnNorm& a, int arrays) {
+    typedef typename Compute<T>::type C;
+    const int64_t wide = padded<C>(a.channels), n = sets(a) * arrays * wide;
+    C* base = (C*)scratch(slot_coefficients, (size_t)n * sizeof(C));
+    memset(base, 0, (size_t)n * sizeof(C));
+    return {base, wide, arrays};
+}
+
+inline double gain_of(const ColumnNorm& a, int64_t c) {
+    return (a.weight ? get(a.param_dtype, a.weight, c) + (a.offset_gain ? 1 : 0) : 1.0);
+}
+
+// (x - mean) * rstd in two steps: hi is the mean rounded, the rest of it goes into the constant term.
+template <class T> struct Normalizer {
+    typename Compute<T>::type hi, scale, rest;
+    Normalizer(double mean, double rstd) {
+        typedef typename Compute<T>::type C;
+        hi = (C)mean;
+        scale = (C)rstd;
+        rest = (C)(-(mean - (double)hi) * rstd);
+    }
+};
+
+// f(rows of this batch, how many) over all rows of a segment: real rows in batches, rows of padding to `blank`.
+template <class F, class Z> inline void row_batches(const ColumnNorm& a, int64_t begin, int64_t end, F&& f, Z&& blank) {
+    int64_t batch[apply_rows];
+    int held = 0;
+    for (int64_t r = begin; r < end; ++r) {
+        if (a.mask && !a.mask[r]) { blank(r); continue; }
+        batch[held++] = r;
+        if (held == apply_rows) { f(batch, held); held = 0; }
+    }
+    if (held) f(batch, held);
+}
+
+// Cut every segment into pieces of about 16k values for a pass without sums.
+template <class F> void run_rows_of_segments(const ColumnNorm& a, F&& f) {
+    const int64_t per_task = 16384 / a.channels > apply_rows ? 16384 / a.channels : apply_rows;
+    const int64_t pieces = (a.rows + per_task - 1) / per_task;
+    run_tasks(a.segments * pieces, elements(a), a.threads, [&](int64_t task) {
+        const int64_t s = task / pieces, begin = task % pieces * per_task;
+        const int64_t end = begin + per_task < a.rows ? begin + per_task : a.rows;
+        f(s, s * a.rows + begin, s * a.rows + end);
+    });
+}
+
+// Zero the padding of a plane that was computed whole.
+template <class T> void blank_plane(const ColumnNorm& a, int64_t segment, T* plane) {
+    if (!a.mask) return;
+    T zero;
+    put(&zero, 0, 0);
+    for (int64_t r = 0; r < a.rows; ++r)
+        if (!a.mask[segment * a.rows + r]) plane[r] = zero;
+}
+
+template <class T> void apply(const ColumnNorm& a) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    const Coefficients<T> k = coefficients<T>(a, 3);
+    const int64_t width = a.channels / a.groups;
+    for (int64_t set = 0; set < sets(a); ++set)
+        for (int64_t c = 0; c < a.channels; ++c) {
+            const double mean = a.mean[set * a.groups + c / width];
+            const double rstd = 1.0 / sqrt(a.var[set * a.groups + c / width] + a.eps);
+            const double gain = gain_of(a, c), bias = a.bias ? get(a.param_dtype, a.bias, c) : 0;
+            const int64_t l = slot<T>(c);
+            const C hi = (C)mean;
+            const double constant = bias - (mean - (double)hi) * rstd * gain, factor = rstd * gain;
+            k.get(set, 0)[l] = hi;
+            k.get(set, 1)[l] = factor == factor ? (C)factor : (C)NAN;
+            k.get(set, 2)[l] = constant == constant ? (C)constant : (C)NAN;
+        }
+    const T* x = (const T*)a.x;
+    T* y = (T*)a.y;
+    expect_huge(y, (size_t)elements(a) * sizeof(T));
+    const Output out(y, elements(a), a.planes ? a.rows : a.channels);
+    if (a.planes) {
+        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+            const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
+            const C hi = k.get(set, 0)[l], factor = k.get(set, 1)[l], constant = k.get(set, 2)[l];
+            const T* from = x + plane * a.rows;
+            T* to = y + plane * a.rows;
+            each_block<C>(a.rows, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                out.write(to + j, (load(from + j, count) - hi) * factor + constant, count);
+            });
+            out.finish();
+            blank_plane(a, s, to);
+        });
+        return;
+    }
+    run_rows_of_segments(a, [&](int64_t s, int64_t begin, int64_t end) {
+        const int64_t set = set_of(a, s);
+        const C *hi = k.get(set, 0), *factor = k.get(set, 1), *constant = k.get(set, 2);
+        row_batches(a, begin, end, [&](const int64_t* batch, int held) {
+            each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk h = load_same(hi + j), f = load_same(factor + j), b = load_same(constant + j);
+                for (int i = 0; i < held; ++i) {
+                    const int64_t at = batch[i] * a.channels + j;
+                    out.write(y + at, (load(x + at, count) - h) * f + b, count);
+                }
+            });
+        }, [&](int64_t r) { memset(y + r * a.channels, 0, (size_t)a.channels * sizeof(T)); });
+        out.finish();
+    });
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------
+
+// xhat of (set, channel) as Normalizer coefficients in arrays 0..2 of k.
+template <class T> void fill_normalizers(const ColumnNorm& a, const Coefficients<T>& k) {
+    const int64_t width = a.channels / a.groups;
+    for (int64_t set = 0; set < sets(a); ++set)
+        for (int64_t c = 0; c < a.channels; ++c) {
+            const int64_t at = set * a.groups + c / width, l = slot<T>(c);
+            const Normalizer<T> z(a.mean[at], 1.0 / sqrt(a.var[at] + a.eps));
+            k.get(set, 0)[l] = z.hi;
+            k.get(set, 1)[l] = z.scale;
+            k.get(set, 2)[l] = z.rest;
+        }
+}
+
+template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    const Coefficients<T> k = coefficients<T>(a, 3);
+    fill_normalizers<T>(a, k);
+    const int64_t wide = k.wide, set_channels = sets(a) * a.channels;
+    memset(a.sum_grad, 0, (size_t)set_channels * sizeof(double));
+    memset(a.sum_grad_xhat, 0, (size_t)set_channels * sizeof(double));
+    if (a.planes) {
+        double* per_plane = (double*)scratch(slot_partial, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
+        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+            const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
+            const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
+            double total = 0, along = 0;
+            plane_runs<T>(a, rows, s, c, [&](const T* x, const T* grad, int64_t n) {
+                Bk sum = Bk::all(0), product = Bk::all(0);
+                each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                    const Bk g = load(grad + j, count);
+                    sum = sum + g;
+                    product = product + g * ((load(x + j, count) - hi) * scale + rest);
+                });
+                total += (double)horizontal(sum);
+                along += (double)horizontal(product);
+            });
+            per_plane[2 * plane] = total;
+            per_plane[2 * plane + 1] = along;
+        });
+        for (int64_t plane = 0; plane < a.segments * a.channels; ++plane) {
+            const int64_t at = set_of(a, plane / a.channels) * a.channels + plane % a.channels;
+            a.sum_grad[at] += per_plane[2 * plane];
+            a.sum_grad_xhat[at] += per_plane[2 * plane + 1];
+        }
+        return;
+    }
+    const T* x = (const T*)a.x;
+    const T* grad = (const T*)a.grad;
+    double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+    run_tasks(rows.tasks, elements(a), a.threads, [&](int64_t t) {
+        const Rows::Task task = rows.task[t];
+        const int64_t set = set_of(a, task.segment);
+        const C *hi = k.get(set, 0), *scale = k.get(set, 1), *rest = k.get(set, 2);
+        double* total = partial + 2 * t * wide;
+        double* along = total + wide;
+        memset(total, 0, (size_t)wide * 2 * sizeof(double));
+        for (int64_t i = task.begin; i < task.end; i += run_rows) {
+            const int held = (int)(task.end - i < run_rows ? task.end - i : run_rows);
+            int64_t at[run_rows];
+            for (int r = 0; r < held; ++r) at[r] = rows.at(i + r) * a.channels;
+            each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk h = load_same(hi + j), f = load_same(scale + j), b = load_same(rest + j);
+                Bk sum = Bk::all(0), product = Bk::all(0);
+                for (int r = 0; r < held; ++r) {
+                    const Bk g = load(grad + at[r] + j, count);
+                    sum = sum + g;
+                    product = product + g * ((load(x + at[r] + j, count) - h) * f + b);
+                }
+                C s[Bk::B], q[Bk::B];
+                store(s, sum); store(q, product);
+                for (int l = 0; l < Bk::B; ++l) {
+                    total[j + l] += (double)s[l];
+                    along[j + l] += (double)q[l];
+                }
+            });
+        }
+    });
+    for (int64_t t = 0; t < rows.tasks; ++t) {
+        const int64_t at = set_of(a, rows.task[t].segment) * a.channels;
+        const double* total = partial + 2 * t * wide;
+        for (int64_t c = 0; c < a.channels; ++c) {
+            a.sum_grad[at + c] += total[slot<T>(c)];
+            a.sum_grad_xhat[at + c] += total[wide + slot<T>(c)];
+        }
+    }
+}
+
+template <class T> void gradient(const ColumnNorm& a) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    const Coefficients<T> k = coefficients<T>(a, 6);
+    fill_normalizers<T>(a, k);
+    const int64_t width = a.channels / a.groups;
+    for (int64_t set = 0; set < sets(a); ++set)
+        for (int64_t g = 0; g < a.groups; ++g) {
+            const int64_t at = set * a.groups + g;
+            const double rstd = 1.0 / sqrt(a.var[at] + a.eps), n = a.count[set];
+            double c1 = 0, c2 = 0;
+            if (!a.direct && !a.given && n > 0)
+                for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+                    c1 += gain_of(a, c) * a.sum_grad[set * a.channels + c];
+                    c2 += gain_of(a, c) * a.sum_grad_xhat[set * a.channels + c];
+                }
+            const double offset = n > 0 && a.centered ? -rstd * c1 / n : 0, along = n > 0 ? -rstd * c2 / n : 0;
+            for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+                const int64_t l = slot<T>(c), i = set * a.channels + c;
+                k.get(set, 3)[l] = (C)(a.direct ? a.direct[i] : gain_of(a, c) * rstd);
+                k.get(set, 4)[l] = (C)(a.direct ? a.along[i] : along);
+                k.get(set, 5)[l] = (C)(a.direct ? a.offset[i] : offset);
+            }
+        }
+    for (int64_t c = 0; c < a.channels; ++c) {
+        double dweight = 0, dbias = 0;
+        for (int64_t set = 0; set < sets(a); ++set) {
+            dweight += a.sum_grad_xhat[set * a.channels + c];
+            dbias += a.sum_grad[set * a.channels + c];
+        }
+        if (a.dweight) put(a.param_dtype, a.dweight, c, dweight);
+        if (a.dbias) put(a.param_dtype, a.dbias, c, dbias);
+    }
+    const T* x = (const T*)a.x;
+    const T* grad = (const T*)a.grad;
+    T* dx = (T*)a.dx;
+    if (!dx) return;
+    expect_huge(dx, (size_t)elements(a) * sizeof(T));
+    const Output out(dx, elements(a), a.planes ? a.rows : a.channels);
+    const bool straight = a.given && !a.direct;  // dx = direct * grad: x need not be read
+    if (a.planes) {
+        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+            const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
+            const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
+            const C direct = k.get(set, 3)[l], along = k.get(set, 4)[l], offset = k.get(set, 5)[l];
+            const T *from = x + plane * a.rows, *up = grad + plane * a.rows;
+            T* to = dx + plane * a.rows;
+            each_block<C>(a.rows, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                if (straight) out.write(to + j, load(up + j, count) * direct, count);
+                else
+                    out.write(to + j, ((load(from + j, count) - hi) * scale + rest) * along +
+                                      (load(up + j, count) * direct + offset), count);
+            });
+            out.finish();
+            blank_plane(a, s, to);
+        });
+        return;
+    }
+    run_rows_of_segments(a, [&](int64_t s, int64_t begin, int64_t end) {
+        const int64_t set = set_of(a, s);
+        const C *hi = k.get(set, 0), *scale = k.get(set, 1), *rest = k.get(set, 2);
+        const C *direct = k.get(set, 3), *along = k.get(set, 4), *offset = k.get(set, 5);
+        row_batches(a, begin, end, [&](const int64_t* batch, int held) {
+            each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk d = load_same(direct + j);
+                if (straight) {
+                    for (int i = 0; i < held; ++i) {
+                        const int64_t at = batch[i] * a.channels + j;
+                        out.write(dx + at, load(grad + at, count) * d, count);
+                    }
+                    return;
+                }
+                const Bk h = load_same(hi + j), f = load_same(scale + j), b = load_same(rest + j);
+                const Bk v = load_same(along + j), o = load_same(offset + j);
+                for (int i = 0; i < held; ++i) {
+                    const int64_t at = batch[i] * a.channels + j;
+                    out.write(dx + at, ((load(x + at, count) - h) * f + b) * v + (load(grad + at, count) * d + o), count);
+                }
+            });
+        }, [&](int64_t r) { memset(dx + r * a.channels, 0, (size_t)a.channels * sizeof(T)); });
+        out.finish();
+    });
+}
+
+template <template <class> class Pass> void by_dtype(const ColumnNorm& a) {
+    switch (a.dtype) {
+        case DType::f32: return Pass<float>::run(a);
+        case DType::f64: return Pass<double>::run(a);
+        case DType::bf16: return Pass<bf16>::run(a);
+        case DType::f16: return Pass<f16>::run(a);
+    }
+}
+template <class T> struct MomentsPass { static void run(const ColumnNorm& a) { take_moments<T>(a, real_rows(a)); } };
+template <class T> struct ForwardPass {
+    static void run(const ColumnNorm& a) {
+        if (!a.given) take_moments<T>(a, real_rows(a));
+        apply<T>(a);
+    }
+};
+template <class T> struct SumsPass { static void run(const ColumnNorm& a) { take_sums<T>(a, real_rows(a)); } };
+template <class T> struct ApplyPass { static void run(const ColumnNorm& a) { gradient<T>(a); } };
+
+}  // namespace
+
+void column_moments(const ColumnNorm& a) { by_dtype<MomentsPass>(a); }
+void column_forward(const ColumnNorm& a) { by_dtype<ForwardPass>(a); }
+void column_backward_sums(const ColumnNorm& a) { by_dtype<SumsPass>(a); }
+void column_backward_apply(const ColumnNorm& a) { by_dtype<ApplyPass>(a); }
+void column_backward(const ColumnNorm& a) {
+    column_backward_sums(a);
+    column_backward_apply(a);
+}
+
+}  // namespace NORMLAB_ISA
+}  // namespace normlab

@@ -1,0 +1,96 @@
+// The tables of every instruction set, and the two services kernels ask of the process: scratch and huge pages.
+// Compiled once, for the baseline machine.
+#include "dispatch.h"
+
+#include <cstdlib>
+#include <cstring>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#define NORMLAB_DECLARE(isa)                                                                                \
+    namespace normlab { namespace isa {                                                                     \
+    void row_forward(const RowNorm&); void row_backward(const RowNorm&);                                    \
+    void column_moments(const ColumnNorm&); void column_forward(const ColumnNorm&);                         \
+    void column_backward(const ColumnNorm&); void column_backward_sums(const ColumnNorm&);                  \
+    void column_backward_apply(const ColumnNorm&);                                                          \
+    void pointwise_forward(const Pointwise&); void pointwise_backward(const Pointwise&);                    \
+    static const Table table = {row_forward, row_backward, column_moments, column_forward, column_backward, \
+                                column_backward_sums, column_backward_apply, pointwise_forward, pointwise_backward}; \
+    } }
+
+NORMLAB_DECLARE(baseline)
+#ifdef NORMLAB_X86
+NORMLAB_DECLARE(avx2)
+NORMLAB_DECLARE(avx512)
+#endif
+
+namespace normlab {
+
+static bool always() { return true; }
+#ifdef NORMLAB_X86
+static bool has_avx2() {
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __builtin_cpu_supports("f16c");
+}
+static bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+const Isa isas[] = {
+#ifdef NORMLAB_X86
+    {"avx512", &avx512::table, has_avx512},
+    {"avx2", &avx2::table, has_avx2},
+#endif
+    {"baseline", &baseline::table, always},
+    {nullptr, nullptr, nullptr},
+};
+
+const Isa* best_isa() {
+    const Isa* isa = isas;
+    while (!isa->supported()) ++isa;
+    return isa;
+}
+
+const Isa* find_isa(const char* name) {
+    for (const Isa* isa = isas; isa->name; ++isa)
+        if (!strcmp(isa->name, name)) return isa;
+    return nullptr;
+}
+
+struct Buffers {
+    void* data[scratch_slots] = {};
+    size_t bytes[scratch_slots] = {};
+    ~Buffers() {
+        for (void* p : data) free(p);
+    }
+};
+
+void* scratch(int slot, size_t bytes) {
+    static thread_local Buffers buffers;
+    if (buffers.bytes[slot] < bytes) {
+        free(buffers.data[slot]);
+        const size_t rounded = (bytes + 4095) / 4096 * 4096;
+        buffers.data[slot] = aligned_alloc(64, rounded);
+        buffers.bytes[slot] = rounded;
+        if (!buffers.data[slot]) abort();  // a few MB at most; nothing sensible can be done without them
+    }
+    return buffers.data[slot];
+}
+
+void expect_huge(void* begin, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr uintptr_t huge = 2u << 20;
+    if (bytes < 4 * huge) return;
+    const uintptr_t from = ((uintptr_t)begin + huge - 1) / huge * huge;
+    const uintptr_t to = ((uintptr_t)begin + bytes) / huge * huge;
+    if (to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);  // advice only; a refusal changes nothing
+#else
+    (void)begin; (void)bytes;
+#endif
+}
+
+}  // namespace normlab

@@ -1,0 +1,18 @@
+// Which instruction sets this build holds, which the machine has, and the table of the chosen one.
+#pragma once
+#include "kernels.h"
+
+namespace normlab {
+
+// Best first. `name` null ends the list.
+struct Isa {
+    const char* name;
+    const Table* table;
+    bool (*supported)();
+};
+extern const Isa isas[];
+
+const Isa* best_isa();
+const Isa* find_isa(const char* name);  // null when the build does not hold it
+
+}  // namespace normlab

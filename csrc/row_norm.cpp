@@ -1,0 +1,348 @@
+// Row norms: LayerNorm, RMSNorm, ScaleNorm over the last dimension, with the residual sum in front of them if asked.
+//
+// Forward reads x and writes y; backward reads grad and x and writes dx: a row is fetched once and worked on in cache.
+// A row is computed from that row alone, always in the same order. Only the weight and bias gradients cross rows: they
+// are summed as sums.h says.
+//
+//   xhat = (x - mean) * rstd            (rms, scale: mean = 0)
+//   y    = gain * xhat + bias
+//   dx   = rstd * (gain*grad - c1 - xhat * c2),  c1 = mean(gain*grad) (layer only),  c2 = p * sum(gain*grad*xhat)
+//   p    = 1/width (layer), 1/partial on the values inside the statistic (rms), 1 or 0 when clamped (scale)
+#include "moments.h"
+#include "sums.h"
+
+namespace normlab {
+namespace NORMLAB_ISA {
+namespace {
+
+// Beyond this range (x - mean) * rstd is computed in float64.
+inline bool extreme(double mean, double rstd) { return !(fabs(mean) < 1e18 && rstd > 1e-18 && rstd < 1e18); }
+
+inline double row_rstd(const RowNorm& a, double square) {
+    if (a.mode != RowMode::scale) return 1.0 / sqrt(square + a.eps);
+    const double norm = sqrt(square * (double)a.width);
+    return 1.0 / (norm > a.eps ? norm : norm == norm ? a.eps : norm);
+}
+
+inline double projection(const RowNorm& a, double rstd) {
+    if (a.mode == RowMode::layer) return 1.0 / (double)a.width;
+    if (a.mode == RowMode::rms) return 1.0 / (double)a.partial;
+    return rstd == 1.0 / a.eps ? 0.0 : 1.0;  // clamped: |x| <= eps, the length is a constant there
+}
+
+// Which elements dropout keeps: a hash of (seed, row, column), so that backward draws the same ones again.
+// reference.keep_mask is the same function in torch.
+inline uint32_t mix(uint32_t h) {
+    h ^= h >> 16; h *= 0x7feb352du;
+    h ^= h >> 15; h *= 0x846ca68bu;
+    return h ^ (h >> 16);
+}
+inline uint32_t row_key(uint64_t seed, int64_t row) {
+    const uint32_t low = mix((uint32_t)seed ^ mix((uint32_t)row));
+    return mix(low ^ mix((uint32_t)(seed >> 32) ^ mix((uint32_t)((uint64_t)row >> 32) + 0x9e3779b9u)));
+}
+
+template <class T> struct Dropout {
+    typedef typename Compute<T>::type C;
+    uint32_t threshold;
+    C scale;
+    uint32_t lane[Block<C>::B];  // element offset of each slot
+
+    explicit Dropout(double drop)
+        : threshold((uint32_t)(drop * 4294967296.0)), scale(drop > 0 ? (C)(1.0 / (1.0 - drop)) : (C)1) {
+        for (int j = 0; j < Block<C>::B; ++j) lane[slot<T>(j)] = (uint32_t)j;
+    }
+    // The factor on each element of the block: 0 or 1 / (1 - drop).
+    inline Block<C> operator()(uint32_t key, int64_t j) const {
+        C factor[Block<C>::B];
+        for (int i = 0; i < Block<C>::B; ++i)
+            factor[i] = mix(key + ((uint32_t)j + lane[i]) * 0x9e3779b9u) >= threshold ? scale : (C)0;
+        return load_same(factor);
+    }
+};
+
+template <class T> void add_residual(const RowNorm& a, int64_t row, T* out, const Dropout<T>& dropout) {
+    typedef typename Compute<T>::type C;
+    const T* x = (const T*)a.x + row * a.x_stride;
+    const T* branch = (const T*)a.branch + row * a.width;
+    const Block<C> alpha = Block<C>::all((C)a.alpha);
+    if (a.drop > 0) {
+        const uint32_t key = row_key(a.seed, row);
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            store(out + j, alpha * load(x + j, count) + load(branch + j, count) * dropout(key, j), count);
+        });
+    } else {
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            store(out + j, alpha * load(x + j, count) + load(branch + j, count), count);
+        });
+    }
+}
+
+enum { slot_gain = 0 };
+
+template <class T> void unpack_gain(const RowNorm& a, typename Compute<T>::type* gain) {
+    const double offset = a.offset_gain ? 1 : 0;
+    if (a.mode == RowMode::scale)  // one number for all columns
+        unpack<T>(gain, a.param_dtype, nullptr, a.width, a.weight ? get(a.param_dtype, a.weight, 0) + offset : 1, 0);
+    else
+        unpack<T>(gain, a.param_dtype, a.weight, a.width, 1, offset);
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------
+
+// How far ahead of the current element to ask for memory: whole rows, at least 4 KiB. Without it the core reads while it
+// takes the moments and writes while it applies them, but never both at once.
+template <class T> inline int64_t ahead(const RowNorm& a) {
+    const int64_t bytes = a.width * (int64_t)sizeof(T);
+    return a.width * ((4096 + bytes - 1) / bytes);
+}
+
+template <class T, bool round_first>
+void apply_row(const RowNorm& a, const T* x, T* y, double mean, double rstd, const typename Compute<T>::type* gain,
+               const typename Compute<T>::type* bias, const Output& out) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    if (extreme(mean, rstd)) {
+        for (int64_t j = 0; j < a.width; ++j) {
+            double xhat = (get(x, j) - mean) * rstd;
+            if (round_first) { T r; put(&r, 0, xhat); xhat = get(&r, 0); }
+            put(y, j, xhat * gain[slot<T>(j)] + bias[slot<T>(j)]);
+        }
+        return;
+    }
+    const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
+    const int64_t next = ahead<T>(a);
+    if (a.mode == RowMode::layer) {
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            prefetch(x + j + next);
+            out.announce(y + j + next);
+            Bk xhat = (load(x + j, count) - hi) * r + rest;
+            if (round_first) xhat = rounded<T>(xhat);
+            out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+        });
+    } else {
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            prefetch(x + j + next);
+            out.announce(y + j + next);
+            Bk xhat = load(x + j, count) * r;
+            if (round_first) xhat = rounded<T>(xhat);
+            out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+        });
+    }
+}
+
+template <class T> void forward(const RowNorm& a) {
+    typedef typename Compute<T>::type C;
+    const int64_t wide = padded<C>(a.width);
+    C* gain = (C*)scratch(slot_gain, (size_t)wide * 2 * sizeof(C));
+    C* bias = gain + wide;
+    unpack_gain<T>(a, gain);
+    unpack<T>(bias, a.param_dtype, a.bias, a.width, 0, 0);
+    expect_huge(a.y, (size_t)(a.rows * a.width) * sizeof(T));
+    if (a.stream) expect_huge(a.stream, (size_t)(a.rows * a.width) * sizeof(T));
+
+    const Dropout<T> dropout(a.drop);
+    const int64_t counted = a.mode == RowMode::rms ? a.partial : a.width;
+    const LaneMask<C> tail = first<T>(counted % Block<C>::B);
+    const Output out((const T*)a.y, a.rows * a.width, a.width);
+    const int64_t per_task = 16384 / a.width > 1 ? 16384 / a.width : 1;
+    const int64_t tasks = (a.rows + per_task - 1) / per_task;
+    run_tasks(tasks, a.rows * a.width, a.threads, [&](int64_t task) {
+        const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
+        for (int64_t row = task * per_task; row < end; ++row) {
+            T* y = (T*)a.y + row * a.width;
+            if (a.mask && !a.mask[row]) {
+                memset(y, 0, (size_t)a.width * sizeof(T));
+                if (a.stream) memset((T*)a.stream + row * a.width, 0, (size_t)a.width * sizeof(T));
+                if (a.mean) a.mean[row] = 0;
+                a.rstd[row] = 0;
+                continue;
+            }
+            const T* x = (const T*)a.x + row * a.x_stride;
+            if (a.branch) {
+                T* stream = (T*)a.stream + row * a.width;
+                add_residual<T>(a, row, stream, dropout);
+                x = stream;
+            }
+            const Moments m = moments(x, counted, a.mode == RowMode::layer, a.eps, tail);
+            const double rstd = row_rstd(a, m.square);
+            if (a.mean) a.mean[row] = m.mean;
+            a.rstd[row] = rstd;
+            if (a.round_before_gain) apply_row<T, true>(a, x, y, m.mean, rstd, gain, bias, out);
+            else apply_row<T, false>(a, x, y, m.mean, rstd, gain, bias, out);
+        }
+        out.finish();
+    });
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------
+
+template <class T> struct RowGradient {
+    typedef typename Compute<T>::type C;
+    const RowNorm& a;
+    const C* gain;
+    const Dropout<T>& dropout;
+    const typename ColumnSums<T>::Task& sums;  // used only when params
+    const Output& out;
+
+    template <bool params, bool round_first> void exact(int64_t row, const T* x, double mean, double rstd) const {
+        const T* grad = (const T*)a.grad + row * a.width;
+        const T* grad_stream = a.grad_stream ? (const T*)a.grad_stream + row * a.width : nullptr;
+        T* dx = (T*)a.dx + row * a.width;
+        double s1 = 0, s2 = 0;
+        for (int64_t j = 0; j < a.width; ++j) {
+            const double g = get(grad, j) * gain[slot<T>(j)];
+            s1 += g;
+            s2 += g * ((get(x, j) - mean) * rstd);
+        }
+        const double c1 = a.mode == RowMode::layer ? s1 / (double)a.width : 0, c2 = s2 * projection(a, rstd);
+        const uint32_t key = row_key(a.seed, row);
+        for (int64_t j = 0; j < a.width; ++j) {
+            const int64_t s = slot<T>(j);
+            const double xhat = (get(x, j) - mean) * rstd, g = get(grad, j);
+            if (params) {
+                double seen = xhat;
+                if (round_first) { T r; put(&r, 0, xhat); seen = get(&r, 0); }
+                sums.add(s, g, seen);
+            }
+            double d = rstd * (g * gain[s] - c1 - (j < a.partial ? xhat * c2 : 0));
+            if (grad_stream) d += get(grad_stream, j);
+            put(dx, j, d * a.alpha);
+            if (a.dbranch) {
+                const bool kept = a.drop == 0 || mix(key + (uint32_t)j * 0x9e3779b9u) >= dropout.threshold;
+                put((T*)a.dbranch + row * a.width, j, kept ? d * dropout.scale : 0);
+            }
+        }
+    }
+
+    template <bool params, bool round_first> void row(int64_t row, const T* x, double mean, double rstd) const {
+        typedef Block<C> Bk;
+        if (extreme(mean, rstd)) return exact<params, round_first>(row, x, mean, rstd);
+        const T* grad = (const T*)a.grad + row * a.width;
+        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
+        const bool layer = a.mode == RowMode::layer;
+        Bk total = Bk::all(0), along = Bk::all(0);
+        if (layer) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk g = load(grad + j, count) * load_same(gain + j);
+                total = total + g;
+                along = along + g * (load(x + j, count) - hi);
+            });
+        } else {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                along = along + load(grad + j, count) * load_same(gain + j) * load(x + j, count);
+            });
+        }
+        const C c1 = layer ? (C)(horizontal(total) / (C)a.width) : (C)0;
+        const double sum_g_xhat = (double)horizontal(along) * rstd + (layer ? (double)horizontal(total) * rest : 0);
+        const C c2 = (C)(sum_g_xhat * projection(a, rstd));
+        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
+        T* dx = (T*)a.dx + row * a.width;
+        const int64_t next = ahead<T>(a);
+        if (simple && layer) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                prefetch(grad + j + next);
+                prefetch(x + j + next);
+                out.announce(dx + j + next);
+                const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
+                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
+                out.write(dx + j, ((g * load_same(gain + j) - c1) - xhat * c2) * r, count);
+            });
+        } else if (simple) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                prefetch(grad + j + next);
+                prefetch(x + j + next);
+                out.announce(dx + j + next);
+                const Bk g = load(grad + j, count), xhat = load(x + j, count) * r;
+                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
+                out.write(dx + j, (g * load_same(gain + j) - xhat * c2) * r, count);
+            });
+        } else {
+            const T* grad_stream = a.grad_stream ? (const T*)a.grad_stream + row * a.width : nullptr;
+            T* dbranch = a.dbranch ? (T*)a.dbranch + row * a.width : nullptr;
+            const uint32_t key = row_key(a.seed, row);
+            const C alpha = (C)a.alpha;
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
+                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
+                Bk inside = xhat * c2;
+                if (j + Bk::B > a.partial) inside = keep(inside, first<T>(a.partial - j));
+                Bk d = (g * load_same(gain + j) - c1 - inside) * r;
+                if (grad_stream) d = d + load(grad_stream + j, count);
+                store(dx + j, d * alpha, count);
+                if (dbranch) store(dbranch + j, a.drop > 0 ? d * dropout(key, j) : d, count);
+            });
+        }
+    }
+};
+
+template <class T> void backward(const RowNorm& a) {
+    typedef typename Compute<T>::type C;
+    const bool params = a.dweight || a.dbias;
+    ColumnSums<T> sums(a.rows, a.width, params);
+    C* gain = (C*)scratch(slot_gain, (size_t)sums.wide * sizeof(C));
+    unpack_gain<T>(a, gain);
+    expect_huge(a.dx, (size_t)(a.rows * a.width) * sizeof(T));
+    if (a.dbranch) expect_huge(a.dbranch, (size_t)(a.rows * a.width) * sizeof(T));
+
+    const Dropout<T> dropout(a.drop);
+    const Output out((const T*)a.dx, a.rows * a.width, a.width);
+    run_tasks(sums.tasks, a.rows * a.width, a.threads, [&](int64_t t) {
+        typename ColumnSums<T>::Task task{};
+        if (params) task = sums.open(t);
+        const RowGradient<T> gradient{a, gain, dropout, task, out};
+        for (int64_t row = sums.begin(t); row < sums.end(t); ++row) {
+            if (a.mask && !a.mask[row]) {
+                memset((T*)a.dx + row * a.width, 0, (size_t)a.width * sizeof(T));
+                if (a.dbranch) memset((T*)a.dbranch + row * a.width, 0, (size_t)a.width * sizeof(T));
+                continue;
+            }
+            const T* x = a.branch ? (const T*)a.stream + row * a.width : (const T*)a.x + row * a.x_stride;
+            const double mean = a.mean ? a.mean[row] : 0;
+            if (!params) {
+                gradient.template row<false, false>(row, x, mean, a.rstd[row]);
+                continue;
+            }
+            if (a.round_before_gain) gradient.template row<true, true>(row, x, mean, a.rstd[row]);
+            else gradient.template row<true, false>(row, x, mean, a.rstd[row]);
+            task.next_row();
+        }
+        if (params) task.flush();
+        out.finish();
+    });
+    if (!params) return;
+    sums.merge(a.threads);
+    if (a.mode == RowMode::scale) {
+        double total = 0;
+        for (int64_t j = 0; j < a.width; ++j) total += sums.product(j);
+        put(a.param_dtype, a.dweight, 0, total);
+        return;
+    }
+    for (int64_t j = 0; j < a.width; ++j) {
+        if (a.dweight) put(a.param_dtype, a.dweight, j, sums.product(j));
+        if (a.dbias) put(a.param_dtype, a.dbias, j, sums.plain(j));
+    }
+}
+
+}  // namespace
+
+void row_forward(const RowNorm& a) {
+    switch (a.dtype) {
+        case DType::f32: return forward<float>(a);
+        case DType::f64: return forward<double>(a);
+        case DType::bf16: return forward<bf16>(a);
+        case DType::f16: return forward<f16>(a);
+    }
+}
+
+void row_backward(const RowNorm& a) {
+    switch (a.dtype) {
+        case DType::f32: return backward<float>(a);
+        case DType::f64: return backward<double>(a);
+        case DType::bf16: return backward<bf16>(a);
+        case DType::f16: return backward<f16>(a);
+    }
+}
+
+}  // namespace NORMLAB_ISA
+}  // namespace normlab

@@ -1,0 +1,71 @@
+// Sums over rows for each column: the gradients of gain and bias.
+//
+// A task adds its rows in the compute type, at most `flush_rows` at a time, then in float64; tasks are merged in order.
+// The cut into tasks depends on the shape alone, so the bits do not depend on the number of threads.
+#pragma once
+#include "pack.h"
+#include "tasks.h"
+
+namespace {
+
+constexpr int64_t flush_rows = 64;
+enum SumSlot { slot_totals = 1, slot_current = 2 };
+
+template <class T> struct ColumnSums {
+    typedef typename Compute<T>::type C;
+    int64_t rows, width, wide, per_task, tasks;
+    double* totals;  // [tasks][2][wide]: sum(grad * value), sum(grad)
+
+    // `wanted` false: tasks may be smaller, nothing is kept.
+    ColumnSums(int64_t rows_, int64_t width_, bool wanted) : rows(rows_), width(width_), wide(padded<C>(width_)) {
+        per_task = 32768 / width;
+        per_task = per_task < 4 ? 4 : per_task > flush_rows ? flush_rows : per_task;
+        if (wanted && (rows + 63) / 64 > per_task) per_task = (rows + 63) / 64;
+        tasks = rows ? (rows + per_task - 1) / per_task : 1;  // no rows still have a (zero) sum
+        totals = wanted ? (double*)normlab::scratch(slot_totals, (size_t)(tasks * wide) * 2 * sizeof(double)) : nullptr;
+    }
+    int64_t begin(int64_t task) const { return task * per_task; }
+    int64_t end(int64_t task) const { return (task + 1) * per_task < rows ? (task + 1) * per_task : rows; }
+
+    // The running sums of one task: current = [2][wide], the rows since the last flush.
+    struct Task {
+        C* current;
+        double* total;
+        int64_t wide, held;
+        inline __attribute__((always_inline)) void add(int64_t j, const Block<C>& grad, const Block<C>& value) const {
+            store(current + j, load_same(current + j) + grad * value);
+            store(current + wide + j, load_same(current + wide + j) + grad);
+        }
+        void add(int64_t at, double grad, double value) const {
+            current[at] += (C)(grad * value);
+            current[wide + at] += (C)grad;
+        }
+        void next_row() {
+            if (++held == flush_rows) flush();
+        }
+        void flush() {
+            for (int64_t j = 0; j < 2 * wide; ++j) total[j] += (double)current[j];
+            memset(current, 0, (size_t)wide * 2 * sizeof(C));
+            held = 0;
+        }
+    };
+    Task open(int64_t task) const {
+        Task t{(C*)normlab::scratch(slot_current, (size_t)wide * 2 * sizeof(C)), totals + task * wide * 2, wide, 0};
+        memset(t.current, 0, (size_t)wide * 2 * sizeof(C));
+        memset(t.total, 0, (size_t)wide * 2 * sizeof(double));
+        return t;
+    }
+    void merge(int threads) {
+        constexpr int64_t strip = 256;
+        run_tasks((wide + strip - 1) / strip, tasks * wide, threads, [&](int64_t part) {
+            const int64_t from = part * strip, to = from + strip < wide ? from + strip : wide;
+            for (int64_t t = 1; t < tasks; ++t)
+                for (int half = 0; half < 2; ++half)
+                    for (int64_t j = from; j < to; ++j) totals[half * wide + j] += totals[(2 * t + half) * wide + j];
+        });
+    }
+    double product(int64_t column) const { return totals[slot<T>(column)]; }
+    double plain(int64_t column) const { return totals[wide + slot<T>(column)]; }
+};
+
+}  // namespace

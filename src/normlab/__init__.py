@@ -1,0 +1,41 @@
+"""normlab: a normalization workbench for Transformers.
+
+The public names, one table; resolved on first use so that importing normlab is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_NAMES: dict[str, str] = {
+    **dict.fromkeys(
+        ("LayerNorm", "RMSNorm", "ScaleNorm", "BatchNorm", "InstanceNorm", "GroupNorm", "PowerNorm", "DyT", "Derf",
+         "ResidualNorm", "NORMS"),
+        "norms",
+    ),
+    **dict.fromkeys(
+        ("layer_norm", "rms_norm", "scale_norm", "batch_norm", "instance_norm", "group_norm", "power_norm", "dyt", "derf",
+         "residual_norm", "batch_statistics"),
+        "ops",
+    ),
+    "cells": "reference",
+    "use_kernel": "kernels",
+    "KernelUnavailable": "errors",
+    "TransformUnsupported": "errors",
+}  # fmt: skip
+__all__ = ["__version__", *_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

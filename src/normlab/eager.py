@@ -1,0 +1,314 @@
+"""The thin path: kernels under ``torch.autograd.Function``, for ordinary eager tensors on the CPU.
+
+A dispatcher round trip through a Python custom op costs more than a small norm, so eager calls come here and graphs
+(compile, export) go to :mod:`graph`; both run the same kernels. A second derivative replays the reference formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from . import reference
+from .errors import TransformUnsupported
+from .kernels import cpu
+
+GAINS = ("direct", "offset")
+MODE_NAMES = ("layer", "rms", "scale")
+
+
+def replay(formula: Callable[..., Any], inputs: Sequence[Tensor | None], needs: Sequence[bool], grads: Any) -> list[Tensor | None]:
+    """Gradients of a reference formula, themselves differentiable."""
+    wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
+    with torch.enable_grad():
+        found = iter(torch.autograd.grad(formula(*inputs), wanted, grads, create_graph=True, allow_unused=True))
+    return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
+
+
+def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
+    return torch.empty_like(t) if wanted and t is not None else None
+
+
+class RowNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int,
+                eps: float, partial: int, offset: bool, round_first: bool) -> Tensor:  # fmt: skip
+        y, statistics = cpu.row_forward(x, weight, bias, mask, mode, eps, partial, offset, round_first)
+        ctx.save_for_backward(x, weight, bias, mask, statistics)
+        ctx.facts = (mode, eps, partial, offset, round_first)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, bias, mask, statistics = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            mode, eps, partial, offset, round_first = ctx.facts
+
+            def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
+                                          gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
+
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 6)
+        dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
+        dx = cpu.row_backward(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias)
+        return dx, dweight, dbias, None, None, None, None, None, None
+
+
+class ResidualNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+                mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
+                want_stream: bool) -> Any:  # fmt: skip
+        ctx.facts = (mode, eps, offset, round_first, alpha, drop, seed)
+        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, *ctx.facts)
+        ctx.save_for_backward(x, branch, weight, bias, mask, stream, statistics)
+        ctx.set_materialize_grads(False)
+        return (y, stream) if want_stream else y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None = None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, branch, weight, bias, mask, stream, statistics = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if grad is None and grad_stream is None:
+            return (None,) * 13
+        if grad is None:
+            grad = torch.zeros_like(stream)
+        if torch.is_grad_enabled():
+            mode, eps, offset, round_first, alpha, drop, seed = ctx.facts
+
+            def formula(x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+                return residual_reference(x, branch, weight, bias, mask, MODE_NAMES[mode], eps, GAINS[offset],
+                                          round_first, alpha, drop, seed)  # fmt: skip
+
+            both = (grad, torch.zeros_like(grad) if grad_stream is None else grad_stream)
+            return (*replay(formula, (x, branch, weight, bias), needs[:4], both), *[None] * 9)
+        dweight, dbias = _like(weight, needs[2]), _like(bias, needs[3])
+        dx, dbranch = cpu.residual_backward(
+            grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, dweight, dbias
+        )
+        return dx, dbranch, dweight, dbias, *[None] * 9
+
+
+def residual_reference(
+    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
+    gain: str, round_first: bool, alpha: float, drop: float, seed: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y and the new stream by the reference formulas; padding is zero in both."""
+    width = x.shape[-1]
+    keep = reference.keep_mask(seed, x.numel() // width, width, drop).to(x.device) if drop > 0 else None
+    stream = reference.residual(x, branch, alpha, keep, drop)
+    if mask is not None:
+        stream = torch.where(mask.unsqueeze(-1), stream, 0)
+    y = reference.row_norm(stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first)
+    return y, stream
+
+
+# ---- statistics over rows --------------------------------------------------------------------------------------------
+
+
+def in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
+    return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
+
+
+def gather_moments(mean: Tensor, square: Tensor, count: Tensor, centered: bool, group: Any) -> None:
+    """Replace this process's statistics by those of all processes together, weighted by their counts, in rank order."""
+    packed = torch.cat([count, mean.flatten(), square.flatten()])
+    parts = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, packed, group=group)
+    every = torch.stack(parts)
+    n = every[:, :1]
+    channels = mean.numel()
+    means, squares = every[:, 1 : 1 + channels], every[:, 1 + channels :]
+    total = n.sum().clamp(min=1)
+    pooled = (n * means).sum(0) / total
+    spread = squares + (means - pooled) ** 2 if centered else squares
+    mean.copy_(pooled.view_as(mean))
+    square.copy_(((n * spread).sum(0) / total).view_as(square))
+    count.copy_(n.sum(0))
+
+
+class ColumnNorm(Function):
+    """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+                mean: Tensor | None, square: Tensor | None, eps: float, offset: bool, centered: bool,
+                layout: tuple[int, ...], channel: int, group: Any) -> Any:  # fmt: skip
+        given = mean is not None
+        if given:
+            assert mean is not None and square is not None
+            count = torch.zeros(mean.shape[0], dtype=torch.float64)
+        else:
+            mean, square, count = cpu.column_statistics(layout)
+        if group is not None and not given:
+            cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, mean, square, count, True)
+            gather_moments(mean, square, count, centered, group)
+            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, True, layout, mean, square, count)
+        else:
+            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, layout, mean, square, count)
+        ctx.save_for_backward(x, weight, bias, mask, mean, square, count)
+        ctx.facts = (eps, offset, centered, given, layout, channel, group)
+        ctx.mark_non_differentiable(mean, square, count)
+        return y, mean, square, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, bias, mask, mean, square, count = ctx.saved_tensors
+        eps, offset, centered, given, layout, channel, group = ctx.facts
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            if group is not None and not given:
+                raise TransformUnsupported("a second derivative of synced statistics is not defined here; use sync=False")
+            _, _, channels, groups, _, pooled = layout
+
+            def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
+                                             centered=centered, channel_dim=channel, gain=GAINS[offset],
+                                             statistics=(mean, square) if given else None)[0]  # fmt: skip
+
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 9)
+        grad = in_layout_of(x, grad)
+        dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
+        args = (grad, x, weight, mask, mean, square, count, eps, offset, centered, given, layout)
+        if group is None or given:
+            dx, _ = cpu.column_backward(*args, dweight, dbias)
+            return dx, dweight, dbias, *[None] * 9
+        _, sums = cpu.column_backward(*args, None, None, apply=False)
+        if dweight is not None:
+            dweight.copy_(sums[1, 0])
+        if dbias is not None:
+            dbias.copy_(sums[0, 0])
+        dist.all_reduce(sums, group=group)
+        direct = gain_over(weight, offset, square + eps)
+        coefficients = torch.stack([direct, -direct * sums[1] / count.clamp(min=1), -direct * sums[0] / count.clamp(min=1)])
+        if not centered:
+            coefficients[2] = 0
+        dx, _ = cpu.column_backward(*args, None, None, sums=sums, take_sums=False, coefficients=coefficients)
+        return dx, dweight, dbias, *[None] * 9
+
+
+def gain_over(weight: Tensor | None, offset: bool, square: Tensor) -> Tensor:
+    """gain / sqrt(square), float64."""
+    root = torch.sqrt(square)
+    return 1 / root if weight is None else (weight.detach().double() + offset) / root
+
+
+class PowerNorm(Function):
+    """PowerNorm in training. While ``step < warmup`` the batch's own quadratic mean and the exact gradient are used,
+    later the running one and the paper's approximate gradient. ``nu`` is updated by backward.
+
+    ``layout`` None: the stages run on the reference formulas.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor,
+                nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, layout: tuple[int, ...] | None,
+                channel: int, group: Any) -> Any:  # fmt: skip
+        y, batch, used, count, warm = power_forward(x, weight, bias, mask, psi2, step, warmup, eps, layout, channel, group)
+        ctx.save_for_backward(x, weight, bias, mask, batch, used, count, warm)
+        ctx.facts = (nu, alpha, eps, layout, channel, group)
+        ctx.mark_non_differentiable(batch, count)
+        return y, batch, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise TransformUnsupported(
+                "PowerNorm's backward is an approximation that carries state; it has no second derivative. "
+                "Use PowerNorm(running=False), whose gradient is exact."
+            )
+        x, weight, bias, mask, batch, used, count, warm = ctx.saved_tensors
+        nu, alpha, eps, layout, channel, group = ctx.facts
+        dx, sums = power_gradient(grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel, group)
+        needs = ctx.needs_input_grad
+        dweight = sums[1].to(weight.dtype) if needs[1] else None
+        dbias = sums[0].to(bias.dtype) if needs[2] else None
+        return dx, dweight, dbias, *[None] * 10
+
+
+def power_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor, step: Tensor, warmup: int,
+    eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """y; the batch's mean square, the one used, the count (all float64); whether this is warm-up."""
+    channels = x.shape[channel]
+    if layout is None:
+        cell = None if mask is None else mask.unsqueeze(channel)
+        _, square, counts = reference.moments(
+            x.to(reference.compute_dtype(x)), reference.axes_of("power", x.dim(), channel), cell, centered=False
+        )
+        zero, batch, count = torch.zeros_like(square).view(1, channels), square.view(1, channels), counts.flatten()[:1]
+    else:
+        zero, batch, count = cpu.column_statistics(layout)
+        cpu.column_forward(x, None, None, mask, eps, False, False, False, layout, zero, batch, count, True)
+    if group is not None:
+        gather_moments(zero, batch, count, False, group)
+    warm = step < warmup
+    used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))
+    if layout is None:
+        y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
+                                  channel_dim=channel, statistics=(zero, used))[0]  # fmt: skip
+    else:
+        y = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, zero, used, count)
+    return y, batch, used, count, warm
+
+
+def power_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, batch: Tensor, used: Tensor, count: Tensor,
+    warm: Tensor, nu: Tensor, alpha: float, eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dx and this process's sums (2, channels) of grad and grad * xhat; ``nu`` takes its step."""
+    square = used[0]
+    args: tuple[Any, ...] = ()
+    if layout is None:
+        _, sums = reference.power_backward(grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel)
+    else:
+        grad = in_layout_of(x, grad)
+        args = (grad, x, weight, mask, torch.zeros_like(used), used, count, eps, False, False, True, layout, None, None)
+        sums = cpu.column_backward(*args, apply=False)[1][:, 0]
+    total = sums
+    if group is not None:
+        total = sums.clone()
+        dist.all_reduce(total, group=group)
+    gain = torch.ones_like(square) if weight is None else weight.detach().to(square.dtype)
+    mean_along = gain * total[1] / count.clamp(min=1)
+    old = nu.to(square.dtype)
+    along = torch.where(warm, mean_along, old)
+    if layout is None:
+        dx, _ = reference.power_backward(grad, x, weight, mask, square=square, along=along, eps=eps, channel_dim=channel)
+    else:
+        root = torch.sqrt(square + eps)
+        coefficients = torch.stack([gain / root, -along / root, torch.zeros_like(root)])
+        dx, _ = cpu.column_backward(*args, sums=total.contiguous(), take_sums=False, coefficients=coefficients)
+    moved = reference.power_step(mean_along, square, batch[0], old, alpha=alpha, eps=eps)
+    nu.copy_(torch.where(count > 0, moved, old))
+    return dx, sums
+
+
+class Pointwise(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+                mask: Tensor | None, erf: bool) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, alpha, shift, weight, bias, mask)
+        ctx.erf = erf
+        return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, erf)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, alpha, shift, weight, bias, mask = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+
+            def formula(x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return reference.pointwise(x, alpha, shift, weight, bias, mask, form="erf" if ctx.erf else "tanh")
+
+            return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)
+        slots = [_like(t, need) for t, need in zip((alpha, shift, weight, bias), needs[1:5], strict=True)]
+        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, *slots)
+        return dx, *slots, None, None

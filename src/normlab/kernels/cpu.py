@@ -1,0 +1,214 @@
+"""The native kernels: torch tensors in, addresses and sizes across the boundary.
+
+Callers have checked shapes and dtypes; this file allocates outputs and hands over. ``missing`` says why there are no
+native kernels, or is None. NORMLAB_ISA (avx512, avx2, baseline) forces an instruction set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+native: Any = None
+missing: str | None = None
+try:
+    # torch was imported above, so its OpenMP runtime is the one _native finds: one thread pool for both.
+    from . import _native as native
+except ImportError as error:
+    try:
+        from ._native_missing import reason  # written by a build that found no compiler
+    except ImportError:
+        reason = f"the extension did not load ({error})"
+    missing = reason
+if native is not None and os.environ.get("NORMLAB_ISA"):
+    native.use_isa(os.environ["NORMLAB_ISA"])
+
+CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+MODES = {"layer": 0, "rms": 1, "scale": 2}
+
+
+def _address(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
+
+
+def _parameter_code(weight: Tensor | None, bias: Tensor | None) -> int:
+    return CODES[weight.dtype] if weight is not None else CODES[bias.dtype] if bias is not None else 0
+
+
+def as_rows(x: Tensor) -> tuple[Tensor, int]:
+    """x itself and the step between its rows, or a dense copy where rows are not evenly spaced."""
+    width = x.shape[-1]
+    if x.is_contiguous():
+        return x, width
+    if x.stride(-1) == 1 or width == 1:
+        step = x.stride(-2) if x.dim() > 1 else width
+        even = step >= width and all(x.stride(d) == x.stride(d + 1) * x.shape[d + 1] for d in range(x.dim() - 2))
+        if even:
+            return x, step
+    return x.contiguous(), width
+
+
+def row_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float, partial: int,
+    offset: bool, round_first: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y and the statistics: (2, rows) mean and 1/deviation for layer, (1, rows) for rms and scale; float64."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    x, step = as_rows(x)
+    y = torch.empty(x.shape, dtype=x.dtype)
+    statistics = torch.empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    first = statistics.data_ptr()
+    native.row_forward(
+        rows, width, step, partial, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
+        torch.get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
+        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, y.data_ptr(), 0, 0, 1.0, 0.0, 0,
+    )  # fmt: skip
+    return y, statistics
+
+
+def row_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, mode: int, eps: float,
+    partial: int, offset: bool, round_first: bool, dweight: Tensor | None, dbias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """dx; the gradients of the parameters are written into the tensors given for them."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    x, step = as_rows(x)
+    grad = grad.contiguous()
+    dx = torch.empty(x.shape, dtype=x.dtype)
+    first = statistics.data_ptr()
+    native.row_backward(
+        rows, width, step, partial, CODES[x.dtype], _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype],
+        mode, eps, offset, round_first, torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(),
+        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(),
+        _address(dweight), _address(dbias), False, 0, 0, 1.0, 0.0, 0,
+    )  # fmt: skip
+    return dx
+
+
+def residual_forward(
+    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
+    offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """y, the new stream, the statistics."""
+    width = x.shape[-1]
+    rows = x.numel() // width
+    x, step = as_rows(x)
+    branch = branch.contiguous()
+    y, stream = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    statistics = torch.empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    first = statistics.data_ptr()
+    native.row_forward(
+        rows, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
+        torch.get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
+        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, y.data_ptr(), branch.data_ptr(),
+        stream.data_ptr(), alpha, drop, seed,
+    )  # fmt: skip
+    return y, stream, statistics
+
+
+def residual_backward(
+    grad: Tensor, grad_stream: Tensor | None, stream: Tensor, weight: Tensor | None, mask: Tensor | None,
+    statistics: Tensor, mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
+    dweight: Tensor | None, dbias: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dx and dbranch: one and the same tensor when alpha is 1 and nothing is dropped."""
+    width = stream.shape[-1]
+    rows = stream.numel() // width
+    grad = grad.contiguous()
+    if grad_stream is not None:
+        grad_stream = grad_stream.contiguous()
+    dx = torch.empty(stream.shape, dtype=stream.dtype)
+    dbranch = dx if alpha == 1 and drop == 0 else torch.empty(stream.shape, dtype=stream.dtype)
+    first = statistics.data_ptr()
+    native.row_backward(
+        rows, width, width, width, CODES[stream.dtype],
+        _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], mode, eps, offset, round_first,
+        torch.get_num_threads(), _address(mask), _address(weight), stream.data_ptr(), first if mode == 0 else 0,
+        first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(), _address(dweight), _address(dbias),
+        True, _address(grad_stream), 0 if dbranch is dx else dbranch.data_ptr(), alpha, drop, seed,
+    )  # fmt: skip
+    return dx, dbranch
+
+
+def column_statistics(layout: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty (mean, square, count) for this layout."""
+    segments, _, _, groups, _, pooled = layout
+    sets = 1 if pooled else segments
+    buffer = torch.empty(2, sets, groups, dtype=torch.float64)
+    return buffer[0], buffer[1], torch.empty(sets, dtype=torch.float64)
+
+
+def column_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, eps: float, offset: bool,
+    centered: bool, given: bool, layout: tuple[int, ...], mean: Tensor, square: Tensor, count: Tensor,
+    moments_only: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """y. ``mean``, ``square`` and ``count`` are written, or read when ``given``."""
+    y = None if moments_only else torch.empty_like(x)
+    native.column_forward(
+        *layout, centered, given, CODES[x.dtype], _parameter_code(weight, bias), eps, offset, torch.get_num_threads(),
+        _address(mask), _address(weight), _address(bias), x.data_ptr(), mean.data_ptr(), square.data_ptr(),
+        count.data_ptr(), _address(y),
+    )  # fmt: skip
+    return y
+
+
+def column_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, mean: Tensor, square: Tensor, count: Tensor,
+    eps: float, offset: bool, centered: bool, given: bool, layout: tuple[int, ...], dweight: Tensor | None,
+    dbias: Tensor | None, *, sums: Tensor | None = None, take_sums: bool = True, apply: bool = True,
+    coefficients: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor]:  # fmt: skip
+    """dx and the sums (2, sets, channels) of grad and grad * xhat.
+
+    The two stages can be run apart (``take_sums``, ``apply``) with an exchange between processes in the middle;
+    ``coefficients`` (3, sets, channels) replaces the derived dx = c[0] * grad + c[1] * xhat + c[2].
+    """
+    segments, _, channels, _, _, pooled = layout
+    if sums is None:
+        sums = torch.empty(2, 1 if pooled else segments, channels, dtype=torch.float64)
+    dx = torch.empty_like(x) if apply else None
+    step = 8 * sums[0].numel()
+    first = 0 if coefficients is None else coefficients.data_ptr()
+    native.column_backward(
+        *layout, centered, given, CODES[x.dtype],
+        _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], eps, offset,
+        torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean.data_ptr(), square.data_ptr(),
+        count.data_ptr(), grad.data_ptr(), sums.data_ptr(), sums.data_ptr() + step, take_sums, apply, first,
+        first and first + step, first and first + 2 * step, _address(dx), _address(dweight), _address(dbias),
+    )  # fmt: skip
+    return dx, sums
+
+
+def pointwise_forward(
+    x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    erf: bool,
+) -> Tensor:  # fmt: skip
+    x = x.contiguous()
+    width = x.shape[-1]
+    y = torch.empty_like(x)
+    native.pointwise_forward(
+        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, torch.get_num_threads(), _address(mask),
+        alpha.data_ptr(), _address(shift), _address(weight), _address(bias), x.data_ptr(), y.data_ptr(),
+    )  # fmt: skip
+    return y
+
+
+def pointwise_backward(
+    grad: Tensor, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, mask: Tensor | None, erf: bool,
+    dalpha: Tensor | None, dshift: Tensor | None, dweight: Tensor | None, dbias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    x, grad = x.contiguous(), grad.contiguous()
+    width = x.shape[-1]
+    dx = torch.empty_like(x)
+    native.pointwise_backward(
+        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, torch.get_num_threads(), _address(mask),
+        alpha.data_ptr(), _address(shift), _address(weight), x.data_ptr(), grad.data_ptr(), dx.data_ptr(),
+        _address(dalpha), _address(dshift), _address(dweight), _address(dbias),
+    )  # fmt: skip
+    return dx

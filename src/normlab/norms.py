@@ -1,0 +1,689 @@
+"""The layers: torch.nn's constructor and parameter names, masks, and the norms torch lacks.
+
+A norm is a formula plus facts: ``weight`` and ``bias`` are the parameter names (so torch checkpoints load), ``gain`` is
+"none", "direct" (starts at 1) or "offset" (starts at 0, used as 1 + weight), ``round_before_gain`` says whether a 16-bit
+result is rounded before the gain is applied or after. Every layer takes ``mask`` (bool, True = real) or ``lengths``;
+padding never enters a statistic and comes out as zero. NORMS lists them all.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import ops
+from .errors import unknown
+
+Lengths = Tensor | Sequence[int] | None
+
+
+def _gain_of(gain: str | None, affine: bool) -> str:
+    if gain is None:
+        return "direct" if affine else "none"
+    gain = ops.check_gain(gain)
+    return gain if affine else "none"
+
+
+class _Norm(nn.Module):
+    """What the layers share: a gain and a bias that may be absent, and their start values."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    gain: str
+
+    def _make_parameters(self, shape: tuple[int, ...], gain: str, bias: bool, device: Any, dtype: Any) -> None:
+        self.gain = gain
+        for name, wanted in (("weight", gain != "none"), ("bias", bias)):
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if wanted else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 0.0 if self.gain == "offset" else 1.0)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
+    if not shape or any(n < 1 for n in shape):
+        raise ValueError(f"normalized_shape must name at least one axis of at least one value, got {shape}")
+    return shape
+
+
+class LayerNorm(_Norm):
+    """Each token on its own: zero mean and unit variance over its features.
+
+        y = (x - mean) / sqrt(var + eps) * weight + bias        mean, biased var over ``normalized_shape``
+
+    Differs from RMSNorm by the mean it removes, from BatchNorm by looking at one token only. A token whose features are
+    all equal comes out as the bias. 16-bit inputs are computed in float32 and rounded once, after the gain.
+    Ba, Kiros, Hinton 2016 (arXiv 1607.06450).
+
+    >>> norm = LayerNorm(4)
+    >>> norm(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).sum().abs().item() < 1e-6
+    True
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        gain: str | None = None,
+        round_before_gain: bool = False,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = ops.check_eps(eps)
+        self.elementwise_affine = elementwise_affine
+        self.round_before_gain = round_before_gain
+        self._make_parameters(self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps, gain=self.gain,
+                              round_before_gain=self.round_before_gain, mask=mask, lengths=lengths)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}"
+
+
+class RMSNorm(_Norm):
+    """Each token on its own: unit root mean square, the mean left in place.
+
+        y = x / sqrt(mean(x^2) + eps) * weight
+
+    ``partial=p`` takes the mean square from the first p * width features only (pRMSNorm). ``eps=None`` is the machine
+    epsilon of the input's dtype, as in torch. ``gain="offset"`` uses 1 + weight; ``round_before_gain=True`` rounds a
+    16-bit result before the gain (Llama's order), False after (one rounding).
+    Zhang, Sennrich 2019 (arXiv 1910.07467); the paper adds eps outside the root, practice puts it inside.
+
+    >>> RMSNorm(2)(torch.tensor([[3.0, 4.0]])).square().mean().sqrt().item()
+    1.0
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = False,
+        gain: str | None = None,
+        round_before_gain: bool = False,
+        partial: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = None if eps is None else ops.check_eps(eps)
+        self.elementwise_affine = elementwise_affine
+        self.round_before_gain = round_before_gain
+        if partial is not None and not 0 < partial <= 1:
+            raise ValueError(f"partial is the share of features in the statistic and must lie in (0, 1], got {partial!r}")
+        self.partial = partial
+        width = torch.Size(self.normalized_shape).numel()
+        self._partial_width = None if partial is None else max(1, int(partial * width))
+        self._make_parameters(self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, bias=self.bias, partial=self._partial_width,
+                            gain=self.gain, round_before_gain=self.round_before_gain, mask=mask, lengths=lengths)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"
+
+
+class ScaleNorm(_Norm):
+    """Each token put on a sphere with one learned radius.
+
+        y = weight * x / max(|x|, eps)        weight is one number, starting at sqrt(dim)
+
+    At weight = sqrt(dim) this is RMSNorm without a gain. Nguyen, Salazar 2019 (arXiv 1910.05895).
+
+    >>> ScaleNorm(4)(torch.ones(1, 4)).norm().item()
+    2.0
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}")
+        self.dim = dim
+        self.eps = ops.check_eps(eps)
+        self.affine = affine
+        self._make_parameters((1,), "direct" if affine else "none", False, device, dtype)
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.constant_(self.weight, self.dim**0.5)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        if x.shape[-1:] != (self.dim,):
+            raise ValueError(f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+        return ops.scale_norm(x, self.weight, self.eps, mask=mask, lengths=lengths)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, eps={self.eps}, affine={self.affine}"
+
+
+class _ChannelNorm(_Norm):
+    """Norms with one gain per channel, the channels at ``channel_dim`` (last for tokens, 1 for images)."""
+
+    num_features: int
+    channel_dim: int
+
+    def _check_channels(self, x: Tensor) -> int:
+        return ops._check_columns(type(self).__name__, x, self.channel_dim, self.num_features)
+
+
+class _RunningNorm(_ChannelNorm):
+    """A running mean and variance with torch's buffer names."""
+
+    momentum: float | None
+    track_running_stats: bool
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def _make_buffers(self, track: bool, momentum: float | None, device: Any, dtype: Any) -> None:
+        if momentum is not None and not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must lie in [0, 1], or be None for a plain average, got {momentum!r}")
+        self.momentum = momentum
+        self.track_running_stats = track
+        if track:
+            self.register_buffer("running_mean", torch.zeros(self.num_features, device=device, dtype=dtype))
+            self.register_buffer("running_var", torch.ones(self.num_features, device=device, dtype=dtype))
+            self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+        else:
+            for name in ("running_mean", "running_var", "num_batches_tracked"):
+                self.register_buffer(name, None)
+
+    def reset_running_stats(self) -> None:
+        if self.track_running_stats:
+            assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def _factor(self) -> float | Tensor:
+        """Count this batch; its share in the running statistics. A tensor for the plain average, so that graphs hold."""
+        if self.num_batches_tracked is None:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / self.num_batches_tracked.to(torch.float32)
+
+
+class BatchNorm(_RunningNorm):
+    """Each channel over the batch: zero mean and unit variance over all real cells of all samples.
+
+        y = (x - mean) / sqrt(var + eps) * weight + bias        training: mean, biased var of the batch
+                                                                evaluation: running mean, running (unbiased) var
+
+    Takes (N, C) to 5-D with the channels at ``channel_dim``: last by default, so (B, L, d) needs no transpose; 1 for
+    images. Rules: one value per channel in training is an error; an empty batch passes through and changes nothing;
+    with fewer than two real cells under a mask the running statistics stay as they are.
+
+    momentum=None      plain average of all batches instead of a moving one
+    frozen=True        running statistics in training as well (``freeze()``)
+    ghost_size=k       statistics over ghost batches of k samples each (arXiv 1705.08741)
+    renorm=(r, d)      batch renormalization with these bounds (arXiv 1702.03275)
+    sync=True          statistics over all processes of ``process_group``, weighted by their real cells
+
+    Unlike LayerNorm a token's result depends on the other tokens; in a causal model that includes later ones.
+    Ioffe, Szegedy 2015 (arXiv 1502.03167).
+
+    >>> norm = BatchNorm(3)
+    >>> norm(torch.randn(8, 5, 3), lengths=[5, 5, 5, 5, 5, 2, 1, 1]).shape
+    torch.Size([8, 5, 3])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        channel_dim: int = -1,
+        gain: str | None = None,
+        frozen: bool = False,
+        ghost_size: int | None = None,
+        renorm: tuple[float, float] | None = None,
+        sync: bool = False,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = ops.check_eps(eps)
+        self.affine = affine
+        self.channel_dim = channel_dim
+        self.frozen = frozen
+        self.ghost_size = ghost_size
+        self.renorm = renorm
+        self.sync = sync
+        self.process_group = process_group
+        if ghost_size is not None and ghost_size < 1:
+            raise ValueError(f"ghost_size must be at least 1 sample, got {ghost_size}")
+        if renorm is not None and not (renorm[0] >= 1 and renorm[1] >= 0):
+            raise ValueError(f"renorm=(r_max, d_max) needs r_max >= 1 and d_max >= 0, got {renorm}")
+        if not track_running_stats and (frozen or renorm is not None):
+            raise ValueError("frozen statistics and renorm need running statistics: set track_running_stats=True")
+        if sum((ghost_size is not None, renorm is not None, sync)) > 1:
+            raise ValueError("ghost_size, renorm and sync exclude one another")
+        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
+        self._make_buffers(track_running_stats, momentum, device, dtype)
+
+    def freeze(self, frozen: bool = True) -> BatchNorm:
+        """Use (and keep) the running statistics in training as well."""
+        if frozen and not self.track_running_stats:
+            raise ValueError("there are no running statistics to freeze: track_running_stats is False")
+        self.frozen = frozen
+        return self
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        channel = self._check_channels(x)
+        use_batch = (self.training and not self.frozen) or not self.track_running_stats
+        if not use_batch:
+            return ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
+                                  channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
+        group = ops.process_group(self.sync, self.process_group) if self.training else None
+        if x.numel() == 0 and group is None:
+            return x * 1
+        ops.check_batch("BatchNorm", x, self.num_features, group)
+        mask = ops.as_mask("BatchNorm", x, ops._positions(x, channel), mask, lengths)
+        running = (self.running_mean, self.running_var) if self.training else (None, None)
+        factor = self._factor() if self.training else 0.0
+        if self.ghost_size is not None and self.training:
+            return self._ghost(x, mask, factor)
+        weight, bias = self.weight, self.bias
+        if self.renorm is not None and self.training:
+            weight, bias = self._renormalized(x, mask)
+        gain = "direct" if weight is not self.weight else self.gain
+        return ops.batch_norm(x, *running, weight, bias, True, factor, self.eps, channel_dim=self.channel_dim,
+                              gain=gain, mask=mask, group=group)  # fmt: skip
+
+    def _ghost(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
+        """Statistics per ghost batch; the running ones take each in turn. A last, smaller ghost batch is allowed."""
+        assert self.ghost_size is not None
+        parts = x.split(self.ghost_size)
+        masks = [None] * len(parts) if mask is None else list(mask.split(self.ghost_size))
+        for part in parts:
+            ops.check_batch(f"BatchNorm(ghost_size={self.ghost_size})", part, self.num_features, None)
+        out = [
+            ops.batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps,
+                           channel_dim=self.channel_dim, gain=self.gain, mask=m)  # fmt: skip
+            for part, m in zip(parts, masks, strict=True)
+        ]
+        return torch.cat(out)
+
+    def _renormalized(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gain and bias that also carry r and d, which move batch statistics to the running ones; r, d are constants."""
+        assert self.renorm is not None and self.running_mean is not None and self.running_var is not None
+        mean, var, _ = ops.batch_statistics(x.detach(), channel_dim=self.channel_dim, mask=mask)
+        deviation, running = torch.sqrt(var + self.eps), torch.sqrt(self.running_var.to(var.dtype) + self.eps)
+        r = (deviation / running).clamp(1 / self.renorm[0], self.renorm[0])
+        d = ((mean - self.running_mean.to(mean.dtype)) / running).clamp(-self.renorm[1], self.renorm[1])
+        dtype = self.running_mean.dtype
+        weight = torch.ones_like(self.running_mean) if self.weight is None else self.weight + (self.gain == "offset")
+        shift = weight * d.to(dtype)
+        return weight * r.to(dtype), shift if self.bias is None else self.bias + shift
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, channel_dim={self.channel_dim}"
+        )
+
+
+class InstanceNorm(_RunningNorm):
+    """Each channel of each sample on its own: zero mean and unit variance over the sample's real positions.
+
+        y = (x - mean) / sqrt(var + eps)        mean, biased var per (sample, channel)
+
+    ``affine`` and ``track_running_stats`` are off by default, as in torch. A sample with one real position comes out as
+    the bias; one with none as zero. Ulyanov, Vedaldi, Lempitsky 2016 (arXiv 1607.08022).
+
+    >>> InstanceNorm(3)(torch.randn(2, 7, 3)).mean(1).abs().max().item() < 1e-6
+    True
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        channel_dim: int = -1,
+        gain: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = ops.check_eps(eps)
+        self.affine = affine
+        self.channel_dim = channel_dim
+        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
+        self._make_buffers(track_running_stats, momentum, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        channel = self._check_channels(x)
+        if self.track_running_stats and not self.training:
+            return ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
+                                  channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
+        mask = ops.as_mask("InstanceNorm", x, ops._positions(x, channel), mask, lengths)
+        y, mean, var, count = ops._column_norm("instance_norm", x, self.weight, self.bias, self.eps,
+                                               groups=self.num_features, pooled=False, channel_dim=channel, mask=mask,
+                                               gain=self.gain)  # fmt: skip
+        if self.track_running_stats and self.training:
+            with torch.no_grad():  # the running statistics are averages over samples, as in torch
+                share = (count > 0).to(mean.dtype)[:, None] / (count > 0).sum().clamp(min=1)
+                unbiased = var * (count / (count - 1).clamp(min=1))[:, None]
+                ops.update_running(self.running_mean, self.running_var, (mean * share).sum(0), (unbiased * share).sum(0),
+                                   torch.full_like(count[:1].sum(), 2**62), self._factor())  # fmt: skip
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.affine}, channel_dim={self.channel_dim}"
+
+
+class GroupNorm(_ChannelNorm):
+    """Each group of neighbouring channels of each sample on its own.
+
+        y = (x - mean) / sqrt(var + eps) * weight + bias        mean, biased var per (sample, group)
+
+    One group is layer normalization over a whole sample (not over a token); as many groups as channels is
+    InstanceNorm. Wu, He 2018 (arXiv 1803.08494).
+
+    >>> GroupNorm(2, 6)(torch.randn(4, 5, 6)).shape
+    torch.Size([4, 5, 6])
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        channel_dim: int = -1,
+        gain: str | None = None,
+    ) -> None:
+        super().__init__()
+        ops.check_groups(num_groups, num_channels)
+        self.num_groups = num_groups
+        self.num_channels = self.num_features = num_channels
+        self.eps = ops.check_eps(eps)
+        self.affine = affine
+        self.channel_dim = channel_dim
+        self._make_parameters((num_channels,), _gain_of(gain, affine), affine and bias, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        self._check_channels(x)
+        return ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps, channel_dim=self.channel_dim,
+                              gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, channel_dim={self.channel_dim}"
+
+
+class PowerNorm(_ChannelNorm):
+    """Each channel divided by its quadratic mean over the batch, kept as a running quantity; no mean is removed.
+
+        training    y = x / psi * weight + bias     psi = running quadratic mean of earlier batches (PN),
+                                                    or of this batch while step < warmup_steps, or always with
+                                                    running=False (PN-V)
+        evaluation  the running psi
+        backward    (weight * grad - nu * xhat) / psi, nu a running quantity of its own
+
+    ``group_scaling=g`` first divides every token by its RMS within each of g groups of channels, as the paper's
+    experiments do. ``sync=True`` pools over processes. During warm-up the running psi^2 is the plain average of the
+    batches so far and the gradient is exact. Shen et al. 2020 (arXiv 2003.07845).
+
+    >>> norm = PowerNorm(4, warmup_steps=10)
+    >>> norm(torch.randn(8, 5, 4)).square().mean().item() - 1 < 1e-4
+    True
+    """
+
+    running_psi2: Tensor
+    running_nu: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        alpha_forward: float = 0.9,
+        alpha_backward: float = 0.9,
+        warmup_steps: int = 10000,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+        running: bool = True,
+        group_scaling: int | None = None,
+        channel_dim: int = -1,
+        sync: bool = False,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, alpha in (("alpha_forward", alpha_forward), ("alpha_backward", alpha_backward)):
+            if not 0 <= alpha <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {alpha!r}")
+        if group_scaling is not None:
+            ops.check_groups(group_scaling, num_features)
+        self.num_features = num_features
+        self.eps = ops.check_eps(eps)
+        self.alpha_forward = alpha_forward
+        self.alpha_backward = alpha_backward
+        self.warmup_steps = warmup_steps
+        self.affine = affine
+        self.running = running
+        self.group_scaling = group_scaling
+        self.channel_dim = channel_dim
+        self.sync = sync
+        self.process_group = process_group
+        self._make_parameters((num_features,), "direct" if affine else "none", affine and bias, device, dtype)
+        self.register_buffer("running_psi2", torch.ones(num_features, device=device, dtype=dtype))
+        self.register_buffer("running_nu", torch.zeros(num_features, device=device, dtype=dtype))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        channel = self._check_channels(x)
+        mask = ops.as_mask("PowerNorm", x, ops._positions(x, channel), mask, lengths)
+        if self.group_scaling is not None:
+            x = self._scale_groups(x, channel, mask)
+        group = ops.process_group(self.sync, self.process_group)
+        return ops.power_norm(x, self.running_psi2, self.running_nu, self.num_batches_tracked, self.weight, self.bias,
+                              self.training, self.eps, alpha_forward=self.alpha_forward,
+                              alpha_backward=self.alpha_backward, warmup_steps=self.warmup_steps, running=self.running,
+                              channel_dim=self.channel_dim, mask=mask, group=group)  # fmt: skip
+
+    def _scale_groups(self, x: Tensor, channel: int, mask: Tensor | None) -> Tensor:
+        assert self.group_scaling is not None
+        last = x.movedim(channel, -1)
+        groups = last.unflatten(-1, (self.group_scaling, -1))
+        if mask is not None:
+            mask = mask.unsqueeze(-1).expand(*mask.shape, self.group_scaling)
+        scaled = ops.rms_norm(groups, (groups.shape[-1],), None, self.eps, mask=mask)
+        return scaled.flatten(-2).movedim(-1, channel)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, alpha_forward={self.alpha_forward}, warmup_steps={self.warmup_steps}, "
+            f"running={self.running}, group_scaling={self.group_scaling}, channel_dim={self.channel_dim}"
+        )
+
+
+class _Pointwise(_Norm):
+    """A squashing curve in place of a norm: no statistic at all."""
+
+    def _make(self, dim: int, names: dict[str, float], affine: bool, device: Any, dtype: Any) -> None:
+        if dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim}")
+        self.dim = dim
+        self.affine = affine
+        for name, value in names.items():
+            self.register_parameter(name, nn.Parameter(torch.full((1,), float(value), device=device, dtype=dtype)))
+        self._make_parameters((dim,), "direct" if affine else "none", affine, device, dtype)
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1:] != (self.dim,):
+            raise ValueError(f"{type(self).__name__}({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, affine={self.affine}"
+
+
+class DyT(_Pointwise):
+    """A learned tanh in place of a norm.
+
+        y = weight * tanh(alpha * x) + bias        alpha is one number, starting at ``alpha_init``
+
+    Each cell stands alone: large values are squashed, nothing is centred or scaled by data.
+    Zhu et al. 2025 (arXiv 2503.10622).
+
+    >>> DyT(3)(torch.zeros(1, 3)).tolist()
+    [[0.0, 0.0, 0.0]]
+    """
+
+    alpha: nn.Parameter
+
+    def __init__(self, dim: int, alpha_init: float = 0.5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self._make(dim, {"alpha": alpha_init}, affine, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        self._check(x)
+        return ops.dyt(x, self.alpha, self.weight, self.bias, mask=mask, lengths=lengths)
+
+
+class Derf(_Pointwise):
+    """A learned, shifted error function in place of a norm.
+
+        y = weight * erf(alpha * x + shift) + bias        alpha starts at ``alpha_init``, shift at ``shift_init``
+
+    DyT with erf for tanh and a shift. arXiv 2512.10938.
+
+    >>> Derf(3)(torch.zeros(1, 3)).tolist()
+    [[0.0, 0.0, 0.0]]
+    """
+
+    alpha: nn.Parameter
+    shift: nn.Parameter
+
+    def __init__(
+        self, dim: int, alpha_init: float = 0.5, shift_init: float = 0.0, affine: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self._make(dim, {"alpha": alpha_init, "shift": shift_init}, affine, device, dtype)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        self._check(x)
+        return ops.derf(x, self.alpha, self.shift, self.weight, self.bias, mask=mask, lengths=lengths)
+
+
+class ResidualNorm(_Norm):
+    """The residual sum and the norm behind it, in one pass over memory.
+
+        stream = alpha * x + dropout(branch)        y = norm(stream)
+
+    ``forward(x, branch)`` returns y, or (y, stream) with ``return_stream=True``. ``alpha`` is DeepNorm's factor on the
+    stream; ``norm`` is "layer" or "rms". Computing the parts one after the other gives the same numbers.
+
+    >>> norm = ResidualNorm(4, norm="rms", return_stream=True)
+    >>> y, stream = norm(torch.ones(2, 4), torch.ones(2, 4))
+    >>> stream[0, 0].item()
+    2.0
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        norm: str = "layer",
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        alpha: float = 1.0,
+        dropout: float = 0.0,
+        return_stream: bool = False,
+        gain: str | None = None,
+        round_before_gain: bool = False,
+    ) -> None:
+        super().__init__()
+        if norm not in ("layer", "rms"):
+            raise ValueError(unknown("norm", norm, ("layer", "rms")))
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {dropout!r}")
+        (self.dim,) = _shape(dim)
+        self.norm = norm
+        self.eps = (1e-5 if norm == "layer" else None) if eps is None else ops.check_eps(eps)
+        self.alpha = float(alpha)
+        self.dropout = dropout
+        self.return_stream = return_stream
+        self.round_before_gain = round_before_gain
+        with_bias = norm == "layer" if bias is None else bias
+        self._make_parameters((self.dim,), _gain_of(gain, elementwise_affine), elementwise_affine and with_bias, device, dtype)
+
+    def forward(self, x: Tensor, branch: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Any:
+        if x.shape[-1:] != (self.dim,):
+            raise ValueError(f"ResidualNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return ops.residual_norm(x, branch, self.weight, self.bias, eps, norm=self.norm, alpha=self.alpha,
+                                 dropout=self.dropout, training=self.training, gain=self.gain,
+                                 round_before_gain=self.round_before_gain, return_stream=self.return_stream, mask=mask,
+                                 lengths=lengths)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, norm={self.norm!r}, alpha={self.alpha}, dropout={self.dropout}, gain={self.gain!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormFacts:
+    """One row of NORMS: what a norm is, without its code."""
+
+    layer: type[nn.Module]
+    formula: str
+    shares: str  # which cells share a statistic
+    paper: str
+    year: int
+
+
+NORMS: dict[str, NormFacts] = {
+    "layer": NormFacts(layer=LayerNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="the features of one token", paper="1607.06450", year=2016),
+    "rms": NormFacts(layer=RMSNorm, formula="x / sqrt(mean(x^2) + eps) * w", shares="the features of one token", paper="1910.07467", year=2019),
+    "scale": NormFacts(layer=ScaleNorm, formula="w * x / max(|x|, eps)", shares="the features of one token", paper="1910.05895", year=2019),
+    "batch": NormFacts(layer=BatchNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="one channel of all samples and positions", paper="1502.03167", year=2015),
+    "instance": NormFacts(layer=InstanceNorm, formula="(x - mean) / sqrt(var + eps)", shares="one channel of one sample", paper="1607.08022", year=2016),
+    "group": NormFacts(layer=GroupNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="a group of channels of one sample", paper="1803.08494", year=2018),
+    "power": NormFacts(layer=PowerNorm, formula="x / running sqrt(mean(x^2)) * w + b", shares="one channel of all samples and positions", paper="2003.07845", year=2020),
+    "dyt": NormFacts(layer=DyT, formula="w * tanh(alpha x) + b", shares="nothing", paper="2503.10622", year=2025),
+    "derf": NormFacts(layer=Derf, formula="w * erf(alpha x + s) + b", shares="nothing", paper="2512.10938", year=2025),
+}  # fmt: skip

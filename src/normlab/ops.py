@@ -1,0 +1,591 @@
+"""The functional API: what torch.nn.functional offers for norms, with masks, and the norms it lacks.
+
+Each function checks its arguments, asks :mod:`kernels` who computes, and takes one of three routes: the thin eager
+path, the registered ops (when a graph is being traced), or the reference formula (another kernel, or a functional
+transform such as vmap or jvp). All three agree; masks are boolean with True = real, and padding comes out as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import eager, graph, kernels, reference
+from .errors import TransformUnsupported, unknown
+from .kernels import cpu
+
+MODES = {"layer": 0, "rms": 1, "scale": 2}
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+# ---- routes ----------------------------------------------------------------------------------------------------------
+
+
+def _route(op: str, x: Tensor) -> str:
+    """ "eager", "graph" or "reference"."""
+    kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
+    if kernel == "reference":
+        return "reference"
+    if torch.compiler.is_compiling():
+        return "graph"
+    if _in_transform():
+        return "reference"
+    if type(x) not in PLAIN or torch._C._len_torch_dispatch_stack() > 0:
+        return "graph"
+    return "eager"
+
+
+def _in_transform() -> bool:
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+
+
+def _wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_floating(op: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op} takes a tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{op} takes a floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
+
+
+def check_eps(eps: float) -> float:
+    if not (isinstance(eps, (int, float)) and eps >= 0 and math.isfinite(eps)):
+        raise ValueError(f"eps must be a finite number >= 0, got {eps!r}")
+    return float(eps)
+
+
+def check_gain(gain: str) -> str:
+    if gain not in ("none", "direct", "offset"):
+        raise ValueError(unknown("gain", gain, ("none", "direct", "offset")))
+    return gain
+
+
+def _check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
+    for name, t in others.items():
+        if t is not None and t.device != x.device:
+            raise ValueError(f"{op}: x is on {x.device} but {name} is on {t.device}; move them to one device")
+
+
+def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
+    if p is not None and p.numel() != size:
+        raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
+
+
+def as_mask(
+    op: str, x: Tensor, positions: tuple[int, ...], mask: Tensor | None, lengths: Tensor | Sequence[int] | None
+) -> Tensor | None:
+    """The mask over ``positions`` (x's shape without its feature axes), from a mask or from lengths."""
+    if mask is None and lengths is None:
+        return None
+    if mask is not None and lengths is not None:
+        raise ValueError(f"{op}: give mask or lengths, not both")
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"{op}: mask must be a boolean tensor with True = real, got {got}; convert it, e.g. mask.bool()")
+        if tuple(mask.shape) != positions:
+            raise ValueError(f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}")
+        _check_same_device(op, x, mask=mask)
+        return mask.contiguous()
+    lengths = torch.as_tensor(lengths, device=x.device)
+    if len(positions) != 2:
+        raise ValueError(f"{op}: lengths need an input with one sequence axis; for shape {tuple(x.shape)} give mask of shape {positions}")
+    if lengths.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        raise TypeError(f"{op}: lengths must be integers, got {lengths.dtype}")
+    if tuple(lengths.shape) != positions[:1]:
+        raise ValueError(f"{op}: lengths has shape {tuple(lengths.shape)}, a batch of {positions[0]} needs ({positions[0]},)")
+    if not torch.compiler.is_compiling() and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]:
+        raise ValueError(f"{op}: lengths must lie in 0..{positions[1]}, got {int(lengths.min())}..{int(lengths.max())}")
+    return torch.arange(positions[1], device=x.device)[None, :] < lengths[:, None]
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _row_norm(
+    op: str,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    mode: str,
+    partial: int | None,
+    gain: str,
+    round_before_gain: bool,
+    mask: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+) -> Tensor:
+    _check_floating(op, x)
+    k = len(shape)
+    if k == 0 or x.dim() < k or tuple(x.shape[-k:]) != shape:
+        raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
+    width = math.prod(shape)
+    if width == 0:
+        raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
+    for name, p in (("weight", weight), ("bias", bias)):
+        if p is not None:
+            _check_parameter(op, name, p, 1 if mode == "scale" else width)
+            if p.device != x.device:
+                _check_same_device(op, x, **{name: p})
+    rows_mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths) if mask is not None or lengths is not None else None
+    count = width if partial is None else partial
+    offset = gain == "offset"
+    route = _route(op, x)
+    flat = x
+    if k > 1:
+        flat = x.flatten(-k)
+        weight = None if weight is None else weight.flatten()
+        bias = None if bias is None else bias.flatten()
+    if route == "eager":
+        if weight is not None and bias is not None and weight.dtype != bias.dtype:
+            bias = bias.to(weight.dtype)
+        if _wants_grad(x, weight, bias):
+            y = eager.RowNorm.apply(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
+        else:
+            y, _ = cpu.row_forward(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
+    elif route == "graph":
+        y, _ = graph.row_norm(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
+    else:
+        y = reference.row_norm(flat, weight, bias, rows_mask, mode=mode, eps=eps, partial=count, gain=gain,
+                               round_before_gain=round_before_gain)  # fmt: skip
+    return y if k == 1 else y.view(x.shape)
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
+    return _row_norm("layer_norm", x, tuple(normalized_shape), weight, bias, eps, "layer", None, gain,
+                     round_before_gain, mask, lengths)  # fmt: skip
+
+
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    partial: int | None = None,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
+    if eps is None:
+        eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) and x.is_floating_point() else 0.0
+    return _row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, eps, "rms", partial, gain,
+                     round_before_gain, mask, lengths)  # fmt: skip
+
+
+def scale_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
+    return _row_norm("scale_norm", x, tuple(x.shape[-1:]), weight, None, eps, "scale", None, "direct", False, mask, lengths)
+
+
+def residual_norm(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    norm: str = "layer",
+    alpha: float = 1.0,
+    dropout: float = 0.0,
+    training: bool = True,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    return_stream: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Any:
+    """norm(alpha * x + dropout(branch)) in one pass; with ``return_stream`` also the sum that was normalized.
+
+    See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
+    """
+    op = "residual_norm"
+    _check_floating(op, x)
+    if norm not in ("layer", "rms"):
+        raise ValueError(unknown("norm", norm, ("layer", "rms")))
+    if x.shape != branch.shape or x.dtype != branch.dtype:
+        raise ValueError(
+            f"{op}: x is {tuple(x.shape)} {x.dtype} and branch is {tuple(branch.shape)} {branch.dtype}; they must match"
+        )
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
+    _check_same_device(op, x, branch=branch, weight=weight, bias=bias)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"{op}: cannot normalize over an empty axis, input of shape {tuple(x.shape)}")
+    width = x.shape[-1]
+    _check_parameter(op, "weight", weight, width)
+    _check_parameter(op, "bias", bias, width)
+    rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
+    drop = dropout if training else 0.0
+    offset = gain == "offset"
+    route = _route(op, x)
+    if route == "graph":
+        seed = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
+        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
+                                           round_before_gain, alpha, drop, seed)  # fmt: skip
+        return (y, stream) if return_stream else y
+    seed_value = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
+    if route == "eager":
+        if weight is not None and bias is not None and weight.dtype != bias.dtype:
+            bias = bias.to(weight.dtype)
+        return eager.ResidualNorm.apply(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
+                                        round_before_gain, alpha, drop, seed_value, return_stream)  # fmt: skip
+    both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+                                    drop, seed_value)  # fmt: skip
+    return both if return_stream else both[0]
+
+
+# ---- statistics over rows --------------------------------------------------------------------------------------------
+
+
+def _positions(x: Tensor, channel: int) -> tuple[int, ...]:
+    return tuple(n for a, n in enumerate(x.shape) if a != channel)
+
+
+def _layout(x: Tensor, channel: int, groups: int, pooled: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """x, dense, and how the kernels see it: (segments, rows, channels, groups, planes, pooled)."""
+    channels = x.shape[channel]
+    outer, inner = math.prod(x.shape[:channel]), math.prod(x.shape[channel + 1 :])
+    if channel == x.dim() - 1:
+        x = x.contiguous()
+        if pooled:
+            return x, (1, outer, channels, groups, False, True)
+        return x, (x.shape[0], math.prod(x.shape[1:channel]), channels, groups, False, False)
+    if not x.is_contiguous() and x.movedim(channel, -1).is_contiguous():  # channels_last memory
+        if pooled:
+            return x, (1, outer * inner, channels, groups, False, True)
+        return x, (outer, inner, channels, groups, False, False)
+    return x.contiguous(), (outer, inner, channels, groups, True, pooled)
+
+
+def _column_norm(
+    op: str,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    groups: int,
+    pooled: bool,
+    channel_dim: int,
+    mask: Tensor | None,
+    centered: bool = True,
+    gain: str = "direct",
+    statistics: tuple[Tensor, Tensor] | None = None,
+    group: Any = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, and the mean, mean square and count of each set, float64. ``mask`` is checked already."""
+    channel = channel_dim % x.dim()
+    if not pooled and channel not in (1, x.dim() - 1):  # a sample is axis 0: bring the channels next to it
+        y, *rest = _column_norm(op, x.movedim(channel, -1), weight, bias, eps, groups=groups, pooled=pooled,
+                                channel_dim=-1, mask=mask, centered=centered, gain=gain, statistics=statistics,
+                                group=group)  # fmt: skip
+        return (y.movedim(-1, channel), *rest)  # type: ignore[return-value]
+    route = _route(op, x)
+    if route == "graph" and group is not None and statistics is None:
+        route = "reference"  # collectives are traced as plain ops
+    if route == "reference":
+        return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled, centered=centered,
+                                     channel_dim=channel, gain=gain, statistics=statistics,
+                                     all_sum=_all_sum(group))  # fmt: skip
+    if bias is not None and weight is not None and weight.dtype != bias.dtype:
+        bias = bias.to(weight.dtype)
+    x, layout = _layout(x, channel, groups, pooled)
+    offset = gain == "offset"
+    mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups).contiguous() for s in statistics)
+    if route == "graph":
+        return graph.column_norm(x, weight, bias, mask, mean, square, eps, offset, centered, list(layout), channel)
+    return eager.ColumnNorm.apply(x, weight, bias, mask, mean, square, eps, offset, centered, layout, channel, group)
+
+
+def _all_sum(group: Any) -> reference.AllSum | None:
+    if group is None:
+        return None
+    from torch.distributed.nn.functional import all_reduce
+
+    return lambda t: all_reduce(t.contiguous(), group=group)
+
+
+def _check_columns(op: str, x: Tensor, channel_dim: int, channels: int | None = None, **parameters: Tensor | None) -> int:
+    _check_floating(op, x)
+    if not 2 <= x.dim() <= 5:
+        raise ValueError(f"{op} takes 2-D to 5-D inputs, got shape {tuple(x.shape)}")
+    if not -x.dim() <= channel_dim < x.dim() or channel_dim % x.dim() == 0:
+        raise ValueError(f"{op}: channel_dim must be an axis after the batch axis of a {x.dim()}-D input, got {channel_dim}")
+    channel = channel_dim % x.dim()
+    size = x.shape[channel]
+    if size == 0 or (channels is not None and size != channels):
+        want = "at least one channel" if channels is None else f"{channels} channels"
+        raise ValueError(
+            f"{op}: axis {channel} of an input of shape {tuple(x.shape)} has {size} channels, {want} expected; "
+            f"channel_dim={channel_dim} says where the channels are"
+        )
+    for name, p in parameters.items():
+        _check_parameter(op, name, p, size)
+    _check_same_device(op, x, **parameters)
+    return channel
+
+
+def process_group(sync: bool, group: Any = None) -> Any:
+    """The group to sync over, or None when there is nothing to sync with."""
+    if not sync or not dist.is_available() or not dist.is_initialized():
+        return None
+    group = group if group is not None else dist.group.WORLD
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def batch_statistics(
+    x: Tensor, *, channel_dim: int = -1, mask: Tensor | None = None, lengths: Any = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per-channel mean and biased variance over all real cells, and their number; float64, no gradient.
+
+    >>> mean, var, count = batch_statistics(torch.tensor([[1.0], [3.0]]))
+    >>> mean.item(), var.item(), count.item()
+    (2.0, 1.0, 2.0)
+    """
+    channel = _check_columns("batch_statistics", x, channel_dim)
+    mask = as_mask("batch_statistics", x, _positions(x, channel), mask, lengths)
+    with torch.no_grad():
+        if _route("batch_norm", x) == "eager":
+            x, layout = _layout(x, channel, x.shape[channel], True)
+            mean, var, count = cpu.column_statistics(layout)
+            cpu.column_forward(x, None, None, mask, 0.0, False, True, False, layout, mean, var, count, True)
+            return mean[0], var[0], count[0]
+        axes = reference.axes_of("batch", x.dim(), channel)
+        cell = None if mask is None else mask.unsqueeze(channel)
+        mean, var, counts = reference.moments(x.to(reference.compute_dtype(x)), axes, cell)
+        return mean.flatten(), var.flatten(), counts.flatten()[0]
+
+
+def update_running(
+    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, count: Tensor, factor: float | Tensor
+) -> None:
+    """running <- (1 - factor) * running + factor * statistic, with the unbiased variance by the number of real cells.
+
+    Fewer than two real cells say nothing about a variance: the buffers are then left as they are.
+    """
+    enough = count >= 2
+    for running, value in ((running_mean, mean), (running_var, var * (count / (count - 1).clamp(min=1)))):
+        if running is not None:
+            moved = running + factor * (value.to(running.dtype) - running)
+            running.copy_(torch.where(enough, moved, running))
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    channel_dim: int = -1,
+    gain: str = "direct",
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    group: Any = None,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * gain + bias per channel over all real cells; see :class:`normlab.BatchNorm`."""
+    op = "batch_norm"
+    channel = _check_columns(op, x, channel_dim, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    real = as_mask(op, x, _positions(x, channel), mask, lengths)
+    channels = x.shape[channel]
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ValueError(f"{op}: without running statistics there is nothing to evaluate with; pass them or training=True")
+        statistics = (running_mean[None], running_var[None])
+        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel, mask=real,
+                            gain=gain, statistics=statistics)[0]  # fmt: skip
+    check_batch(op, x, channels, group)
+    y, mean, var, count = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel,
+                                       mask=real, gain=gain, group=group)  # fmt: skip
+    with torch.no_grad():
+        update_running(running_mean, running_var, mean[0], var[0], count[0], momentum)
+    return y
+
+
+def check_batch(op: str, x: Tensor, channels: int, group: Any) -> None:
+    if x.numel() == channels and group is None:
+        raise ValueError(
+            f"{op}: an input of shape {tuple(x.shape)} has one value per channel; training needs at least two to have a "
+            "variance. Use a larger batch, eval mode, frozen statistics, or a norm without batch statistics"
+        )
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_dim: int = -1,
+    gain: str = "direct",
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) per sample and channel over its real positions; see :class:`normlab.InstanceNorm`."""
+    channel = _check_columns("instance_norm", x, channel_dim, weight=weight, bias=bias)
+    real = as_mask("instance_norm", x, _positions(x, channel), mask, lengths)
+    return _column_norm("instance_norm", x, weight, bias, eps, groups=x.shape[channel], pooled=False,
+                        channel_dim=channel, mask=real, gain=gain)[0]  # fmt: skip
+
+
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_dim: int = -1,
+    gain: str = "direct",
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) per sample and group of channels; see :class:`normlab.GroupNorm`."""
+    channel = _check_columns("group_norm", x, channel_dim, weight=weight, bias=bias)
+    check_groups(num_groups, x.shape[channel])
+    real = as_mask("group_norm", x, _positions(x, channel), mask, lengths)
+    return _column_norm("group_norm", x, weight, bias, eps, groups=num_groups, pooled=False, channel_dim=channel,
+                        mask=real, gain=gain)[0]  # fmt: skip
+
+
+def check_groups(num_groups: int, channels: int) -> None:
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(f"num_groups must divide the channels: {channels} channels, num_groups={num_groups}")
+
+
+def power_norm(
+    x: Tensor,
+    running_psi2: Tensor,
+    nu: Tensor,
+    step: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    eps: float = 1e-5,
+    *,
+    alpha_forward: float = 0.9,
+    alpha_backward: float = 0.9,
+    warmup_steps: int = 0,
+    running: bool = True,
+    channel_dim: int = -1,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+    group: Any = None,
+) -> Tensor:
+    """x / psi * weight + bias per channel, psi the (running) quadratic mean; see :class:`normlab.PowerNorm`.
+
+    In training ``running_psi2`` and ``step`` are updated at once and ``nu`` when the gradient arrives.
+    """
+    op = "power_norm"
+    channel = _check_columns(op, x, channel_dim, weight=weight, bias=bias, running_psi2=running_psi2, nu=nu)
+    real = as_mask(op, x, _positions(x, channel), mask, lengths)
+    channels = x.shape[channel]
+    if not training:
+        statistics = (torch.zeros_like(running_psi2)[None], running_psi2[None])
+        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel, mask=real,
+                            centered=False, statistics=statistics)[0]  # fmt: skip
+    if bias is not None and weight is not None and weight.dtype != bias.dtype:
+        bias = bias.to(weight.dtype)
+    route = _route(op, x)
+    warmup = warmup_steps if running else 2**62
+    if not running:
+        y, _, batch, count = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel,
+                                          mask=real, centered=False, group=group)  # fmt: skip
+    elif _in_transform():
+        raise TransformUnsupported(
+            "PowerNorm's running form updates its state in backward, which functional transforms cannot see; "
+            "use PowerNorm(running=False)"
+        )
+    elif route == "graph":
+        if group is not None:
+            raise TransformUnsupported("a synced PowerNorm cannot be compiled; leave it outside torch.compile")
+        dense, layout = _layout(x, channel, channels, True)
+        y, batch, count, _, _ = graph.power_norm(dense, weight, bias, real, running_psi2.clone(), nu, step.clone(),
+                                                 warmup, alpha_backward, eps, list(layout), channel)  # fmt: skip
+    else:
+        dense, layout = _layout(x, channel, channels, True) if route == "eager" else (x, None)
+        y, batch, count = eager.PowerNorm.apply(dense, weight, bias, real, running_psi2, nu, step, warmup,
+                                                alpha_backward, eps, layout, channel, group)  # fmt: skip
+    with torch.no_grad():
+        # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
+        share = torch.where(step < warmup, 1.0 / (step + 1), 1.0 - alpha_forward).to(running_psi2.dtype)
+        moved = running_psi2 + share * (batch.flatten().to(running_psi2.dtype) - running_psi2)
+        running_psi2.copy_(torch.where(count > 0, moved, running_psi2))
+        step.add_(1)
+    return y
+
+
+# ---- pointwise -------------------------------------------------------------------------------------------------------
+
+
+def _pointwise(
+    op: str, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, lengths: Tensor | Sequence[int] | None,
+) -> Tensor:  # fmt: skip
+    _check_floating(op, x)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"{op}: the last axis of an input of shape {tuple(x.shape)} holds no features")
+    _check_same_device(op, x, alpha=alpha, shift=shift, weight=weight, bias=bias)
+    for name, p in (("weight", weight), ("bias", bias)):
+        _check_parameter(op, name, p, x.shape[-1])
+    real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
+    route = _route(op, x)
+    if route == "reference":
+        return reference.pointwise(x, alpha, shift, weight, bias, real, form="tanh" if op == "dyt" else "erf")
+    shift, weight, bias = (None if t is None else t.to(alpha.dtype) for t in (shift, weight, bias))
+    if route == "graph":
+        return graph.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
+    return eager.Pointwise.apply(x, alpha, shift, weight, bias, real, op == "derf")
+
+
+def dyt(
+    x: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    mask: Tensor | None = None, lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """weight * tanh(alpha * x) + bias; see :class:`normlab.DyT`."""
+    return _pointwise("dyt", x, alpha, None, weight, bias, mask, lengths)
+
+
+def derf(
+    x: Tensor, alpha: Tensor, shift: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    mask: Tensor | None = None, lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """weight * erf(alpha * x + shift) + bias; see :class:`normlab.Derf`."""
+    return _pointwise("derf", x, alpha, shift, weight, bias, mask, lengths)
