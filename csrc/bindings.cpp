@@ -77,10 +77,11 @@ ColumnNorm column_norm(int64_t segments, int64_t rows, int64_t channels, int64_t
 void column_forward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
                     bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
                     Address mask, Address weight, Address bias, Address x, Address mean, Address var, Address count,
-                    Address y) {
+                    Address y, Address running_mean, Address running_var, int running_dtype, double factor) {
     ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
                                eps, offset_gain, threads, mask, weight, bias, x, mean, var, count);
-    a.y = at<void>(y);
+    a.y = at<void>(y); a.running_mean = at<void>(running_mean); a.running_var = at<void>(running_var);
+    a.running_dtype = (DType)running_dtype; a.factor = factor;
     if (y) chosen->table->column_forward(a);
     else chosen->table->column_moments(a);
 }
@@ -95,8 +96,9 @@ void column_backward(int64_t segments, int64_t rows, int64_t channels, int64_t g
     a.grad = at<void>(grad); a.sum_grad = at<double>(sum_grad); a.sum_grad_xhat = at<double>(sum_grad_xhat);
     a.direct = at<double>(direct); a.along = at<double>(along); a.offset = at<double>(offset);
     a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
-    if (sums) chosen->table->column_backward_sums(a);
-    if (apply) chosen->table->column_backward_apply(a);
+    if (sums && apply) chosen->table->column_backward(a);
+    else if (sums) chosen->table->column_backward_sums(a);
+    else chosen->table->column_backward_apply(a);
 }
 
 Pointwise pointwise(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,

@@ -72,10 +72,16 @@ struct ColumnNorm {
     double* mean;            // [sets][groups]; sets = pooled ? 1 : segments
     double* var;             // [sets][groups], biased; mean square when not centered
     double* count;           // [sets], real cells behind each statistic; written by forward
+    // Running statistics to move by `factor` towards this batch's (pooled, one group per channel, at least two real
+    // cells; the variance made unbiased); null = none.
+    void* running_mean;
+    void* running_var;
+    DType running_dtype;
+    double factor;
     void* y;
     const void* grad;
-    double* sum_grad;        // [sets][channels]: sum of grad; backward_sums writes, backward_apply reads
-    double* sum_grad_xhat;   // [sets][channels]
+    double* sum_grad;        // [sets][channels]: sum of grad; backward_sums writes, backward_apply reads. May be null
+    double* sum_grad_xhat;   // [sets][channels]                                         when both run in one call.
     const double* direct;    // backward_apply: dx = direct * grad + along * xhat + offset, each [sets][channels];
     const double* along;     //   null = derive them from the sums
     const double* offset;

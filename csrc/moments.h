@@ -70,7 +70,7 @@ inline Moments moments(const T* x, int64_t n, bool centered, double eps, const L
     }
     // The first values give a shift. If it turns out to lie too far from the mean, the sums are taken again around a
     // better one; for most data one pass is enough.
-    C shift = (C)(horizontal(load(x, n < Bk::B ? n : (int64_t)Bk::B)) / (C)(n < Bk::B ? n : (int64_t)Bk::B));
+    C shift = n < Bk::B ? horizontal(load(x, n)) / (C)n : horizontal(load(x)) * (C)(1.0 / Bk::B);
     for (int attempt = 0;; ++attempt) {
         total = squares = Bk::all(0);
         each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {

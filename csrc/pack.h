@@ -338,13 +338,27 @@ template <class C> constexpr int64_t padded(int64_t width) {
 }
 
 // Unpack a parameter into block order, in compute precision, with its NaNs made canonical (see round_bits).
+template <class T, class P> void unpack_from(typename Compute<T>::type* to, const P* from, int64_t width, double offset) {
+    typedef typename Compute<T>::type C;
+    for (int64_t j = 0; j < width; ++j) {
+        const double v = get(from, j) + offset;
+        to[slot<T>(j)] = v == v ? (C)v : (C)NAN;
+    }
+}
 template <class T> void unpack(typename Compute<T>::type* to, normlab::DType type, const void* from, int64_t width,
                                double missing, double offset) {
     typedef typename Compute<T>::type C;
-    for (int64_t j = 0, p = padded<C>(width); j < p; ++j) to[j] = 0;
-    for (int64_t j = 0; j < width; ++j) {
-        const double v = from ? get(type, from, j) + offset : missing;
-        to[slot<T>(j)] = v == v ? (C)v : (C)NAN;
+    const int64_t wide = padded<C>(width);
+    if (!from) {
+        for (int64_t j = 0; j < wide; ++j) to[j] = (C)missing;
+        return;
+    }
+    memset(to + wide - Block<C>::B, 0, Block<C>::B * sizeof(C));
+    switch (type) {
+        case normlab::DType::f32: return unpack_from<T>(to, (const float*)from, width, offset);
+        case normlab::DType::f64: return unpack_from<T>(to, (const double*)from, width, offset);
+        case normlab::DType::bf16: return unpack_from<T>(to, (const bf16*)from, width, offset);
+        case normlab::DType::f16: return unpack_from<T>(to, (const f16*)from, width, offset);
     }
 }
 

@@ -183,10 +183,7 @@ template <class T, bool erf_form> void backward(const Pointwise& a) {
     }
     if (a.dalpha) put(a.param_dtype, a.dalpha, 0, dalpha);
     if (a.dshift) put(a.param_dtype, a.dshift, 0, dshift);
-    for (int64_t j = 0; j < a.width; ++j) {
-        if (a.dweight) put(a.param_dtype, a.dweight, j, sums.product(j));
-        if (a.dbias) put(a.param_dtype, a.dbias, j, sums.plain(j));
-    }
+    sums.write(a.param_dtype, a.dweight, a.dbias);
 }
 
 template <class T> void forward_of(const Pointwise& a) { a.erf ? forward<T, true>(a) : forward<T, false>(a); }

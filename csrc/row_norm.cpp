@@ -88,7 +88,10 @@ template <class T> void unpack_gain(const RowNorm& a, typename Compute<T>::type*
         unpack<T>(gain, a.param_dtype, a.weight, a.width, 1, offset);
 }
 
-// ---- forward --------------------------------------------------------------------------------------------------
+// Rows worked on together: first the reductions of all of them, then their outputs. The reductions of one short row are a
+// chain of waits; those of several rows overlap. Each row is still computed from itself alone.
+constexpr int64_t most_rows = 4;
+inline int64_t rows_together(int64_t width) { return width <= 512 ? most_rows : width <= 1024 ? 2 : 1; }
 
 // How far ahead of the current element to ask for memory: whole rows, at least 4 KiB. Without it the core reads while it
 // takes the moments and writes while it applies them, but never both at once.
@@ -97,39 +100,60 @@ template <class T> inline int64_t ahead(const RowNorm& a) {
     return a.width * ((4096 + bytes - 1) / bytes);
 }
 
-template <class T, bool round_first>
-void apply_row(const RowNorm& a, const T* x, T* y, double mean, double rstd, const typename Compute<T>::type* gain,
-               const typename Compute<T>::type* bias, const Output& out) {
+// f(rows, how many) for the real rows of [begin, end), a few at a time; rows of padding go to `blank`.
+template <class F, class Z> inline void row_groups(const RowNorm& a, int64_t begin, int64_t end, F&& f, Z&& blank) {
+    const int64_t together = rows_together(a.width);
+    int64_t group[most_rows], held = 0;
+    for (int64_t row = begin; row < end; ++row) {
+        if (a.mask && !a.mask[row]) {
+            blank(row);
+        } else {
+            group[held++] = row;
+            if (held == together) { f(group, held); held = 0; }
+        }
+    }
+    if (held) f(group, held);
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------
+
+template <class T> struct RowForward {
     typedef typename Compute<T>::type C;
-    typedef Block<C> Bk;
-    if (extreme(mean, rstd)) {
+    const RowNorm& a;
+    const C *gain, *bias;
+    const Output& out;
+    int64_t next;
+
+    template <bool round_first> void exact(const T* x, T* y, double mean, double rstd) const {
         for (int64_t j = 0; j < a.width; ++j) {
             double xhat = (get(x, j) - mean) * rstd;
             if (round_first) { T r; put(&r, 0, xhat); xhat = get(&r, 0); }
             put(y, j, xhat * gain[slot<T>(j)] + bias[slot<T>(j)]);
         }
-        return;
     }
-    const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
-    const int64_t next = ahead<T>(a);
-    if (a.mode == RowMode::layer) {
-        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-            prefetch(x + j + next);
-            out.announce(y + j + next);
-            Bk xhat = (load(x + j, count) - hi) * r + rest;
-            if (round_first) xhat = rounded<T>(xhat);
-            out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
-        });
-    } else {
-        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-            prefetch(x + j + next);
-            out.announce(y + j + next);
-            Bk xhat = load(x + j, count) * r;
-            if (round_first) xhat = rounded<T>(xhat);
-            out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
-        });
+    template <bool round_first> void row(const T* x, T* y, double mean, double rstd) const {
+        typedef Block<C> Bk;
+        if (extreme(mean, rstd)) return exact<round_first>(x, y, mean, rstd);
+        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
+        if (a.mode == RowMode::layer) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                prefetch(x + j + next);
+                out.announce(y + j + next);
+                Bk xhat = (load(x + j, count) - hi) * r + rest;
+                if (round_first) xhat = rounded<T>(xhat);
+                out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+            });
+        } else {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                prefetch(x + j + next);
+                out.announce(y + j + next);
+                Bk xhat = load(x + j, count) * r;
+                if (round_first) xhat = rounded<T>(xhat);
+                out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+            });
+        }
     }
-}
+};
 
 template <class T> void forward(const RowNorm& a) {
     typedef typename Compute<T>::type C;
@@ -138,39 +162,45 @@ template <class T> void forward(const RowNorm& a) {
     C* bias = gain + wide;
     unpack_gain<T>(a, gain);
     unpack<T>(bias, a.param_dtype, a.bias, a.width, 0, 0);
-    expect_huge(a.y, (size_t)(a.rows * a.width) * sizeof(T));
-    if (a.stream) expect_huge(a.stream, (size_t)(a.rows * a.width) * sizeof(T));
+    const size_t bytes = (size_t)(a.rows * a.width) * sizeof(T);
+    expect_huge(a.y, bytes);
+    if (a.stream) expect_huge(a.stream, bytes);
 
     const Dropout<T> dropout(a.drop);
     const int64_t counted = a.mode == RowMode::rms ? a.partial : a.width;
     const LaneMask<C> tail = first<T>(counted % Block<C>::B);
     const Output out((const T*)a.y, a.rows * a.width, a.width);
+    const RowForward<T> kernel{a, gain, bias, out, ahead<T>(a)};
     const int64_t per_task = 16384 / a.width > 1 ? 16384 / a.width : 1;
-    const int64_t tasks = (a.rows + per_task - 1) / per_task;
-    run_tasks(tasks, a.rows * a.width, a.threads, [&](int64_t task) {
+    run_tasks((a.rows + per_task - 1) / per_task, a.rows * a.width, a.threads, [&](int64_t task) {
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
-        for (int64_t row = task * per_task; row < end; ++row) {
-            T* y = (T*)a.y + row * a.width;
-            if (a.mask && !a.mask[row]) {
-                memset(y, 0, (size_t)a.width * sizeof(T));
-                if (a.stream) memset((T*)a.stream + row * a.width, 0, (size_t)a.width * sizeof(T));
-                if (a.mean) a.mean[row] = 0;
-                a.rstd[row] = 0;
-                continue;
+        row_groups(a, task * per_task, end, [&](const int64_t* rows, int64_t held) {
+            const T* x[most_rows];
+            double mean[most_rows], rstd[most_rows];
+            for (int64_t i = 0; i < held; ++i) {
+                x[i] = (const T*)a.x + rows[i] * a.x_stride;
+                if (a.branch) {
+                    T* stream = (T*)a.stream + rows[i] * a.width;
+                    add_residual<T>(a, rows[i], stream, dropout);
+                    x[i] = stream;
+                }
+                const Moments m = moments(x[i], counted, a.mode == RowMode::layer, a.eps, tail);
+                mean[i] = m.mean;
+                rstd[i] = row_rstd(a, m.square);
             }
-            const T* x = (const T*)a.x + row * a.x_stride;
-            if (a.branch) {
-                T* stream = (T*)a.stream + row * a.width;
-                add_residual<T>(a, row, stream, dropout);
-                x = stream;
+            for (int64_t i = 0; i < held; ++i) {
+                if (a.mean) a.mean[rows[i]] = mean[i];
+                a.rstd[rows[i]] = rstd[i];
+                T* y = (T*)a.y + rows[i] * a.width;
+                if (a.round_before_gain) kernel.template row<true>(x[i], y, mean[i], rstd[i]);
+                else kernel.template row<false>(x[i], y, mean[i], rstd[i]);
             }
-            const Moments m = moments(x, counted, a.mode == RowMode::layer, a.eps, tail);
-            const double rstd = row_rstd(a, m.square);
-            if (a.mean) a.mean[row] = m.mean;
-            a.rstd[row] = rstd;
-            if (a.round_before_gain) apply_row<T, true>(a, x, y, m.mean, rstd, gain, bias, out);
-            else apply_row<T, false>(a, x, y, m.mean, rstd, gain, bias, out);
-        }
+        }, [&](int64_t row) {
+            memset((T*)a.y + row * a.width, 0, (size_t)a.width * sizeof(T));
+            if (a.stream) memset((T*)a.stream + row * a.width, 0, (size_t)a.width * sizeof(T));
+            if (a.mean) a.mean[row] = 0;
+            a.rstd[row] = 0;
+        });
         out.finish();
     });
 }
@@ -182,8 +212,11 @@ template <class T> struct RowGradient {
     const RowNorm& a;
     const C* gain;
     const Dropout<T>& dropout;
-    const typename ColumnSums<T>::Task& sums;  // used only when params
+    typename ColumnSums<T>::Task& sums;  // used only when params
     const Output& out;
+    int64_t next;
+
+    struct Projections { C c1, c2; };
 
     template <bool params, bool round_first> void exact(int64_t row, const T* x, double mean, double rstd) const {
         const T* grad = (const T*)a.grad + row * a.width;
@@ -215,31 +248,41 @@ template <class T> struct RowGradient {
         }
     }
 
-    template <bool params, bool round_first> void row(int64_t row, const T* x, double mean, double rstd) const {
+    Projections project(int64_t row, const T* x, double mean, double rstd) const {
         typedef Block<C> Bk;
-        if (extreme(mean, rstd)) return exact<params, round_first>(row, x, mean, rstd);
         const T* grad = (const T*)a.grad + row * a.width;
-        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
-        const bool layer = a.mode == RowMode::layer;
         Bk total = Bk::all(0), along = Bk::all(0);
-        if (layer) {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk g = load(grad + j, count) * load_same(gain + j);
-                total = total + g;
-                along = along + g * (load(x + j, count) - hi);
-            });
-        } else {
+        if (a.mode != RowMode::layer) {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
                 along = along + load(grad + j, count) * load_same(gain + j) * load(x + j, count);
             });
+            return {0, (C)((double)horizontal(along) * rstd * projection(a, rstd))};
         }
-        const C c1 = layer ? (C)(horizontal(total) / (C)a.width) : (C)0;
-        const double sum_g_xhat = (double)horizontal(along) * rstd + (layer ? (double)horizontal(total) * rest : 0);
-        const C c2 = (C)(sum_g_xhat * projection(a, rstd));
-        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
+        const C hi = (C)mean;
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            const Bk g = load(grad + j, count) * load_same(gain + j);
+            total = total + g;
+            along = along + g * (load(x + j, count) - hi);
+        });
+        // The rest of the mean, below the precision of hi, enters here instead of once per element.
+        const double sum = horizontal(total), share = 1.0 / (double)a.width;
+        const double sum_g_xhat = ((double)horizontal(along) - sum * (mean - hi)) * rstd;
+        return {(C)(sum * share), (C)(sum_g_xhat * share)};
+    }
+
+    template <bool params, bool round_first>
+    void row(int64_t row, const T* x, double mean, double rstd, const Projections& p) const {
+        typedef Block<C> Bk;
+        if (extreme(mean, rstd)) {
+            exact<params, round_first>(row, x, mean, rstd);
+            if (params) sums.next_row();
+            return;
+        }
+        const T* grad = (const T*)a.grad + row * a.width;
         T* dx = (T*)a.dx + row * a.width;
-        const int64_t next = ahead<T>(a);
-        if (simple && layer) {
+        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd), c1 = p.c1, c2 = p.c2;
+        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
+        if (simple && a.mode == RowMode::layer) {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
                 prefetch(grad + j + next);
                 prefetch(x + j + next);
@@ -263,16 +306,21 @@ template <class T> struct RowGradient {
             const uint32_t key = row_key(a.seed, row);
             const C alpha = (C)a.alpha;
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                prefetch(grad + j + next);
+                prefetch(x + j + next);
+                if (grad_stream) prefetch(grad_stream + j + next);
+                out.announce(dx + j + next);
                 const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
                 if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
                 Bk inside = xhat * c2;
                 if (j + Bk::B > a.partial) inside = keep(inside, first<T>(a.partial - j));
                 Bk d = (g * load_same(gain + j) - c1 - inside) * r;
                 if (grad_stream) d = d + load(grad_stream + j, count);
-                store(dx + j, d * alpha, count);
-                if (dbranch) store(dbranch + j, a.drop > 0 ? d * dropout(key, j) : d, count);
+                out.write(dx + j, d * alpha, count);
+                if (dbranch) out.write(dbranch + j, a.drop > 0 ? d * dropout(key, j) : d, count);
             });
         }
+        if (params) sums.next_row();
     }
 };
 
@@ -282,46 +330,45 @@ template <class T> void backward(const RowNorm& a) {
     ColumnSums<T> sums(a.rows, a.width, params);
     C* gain = (C*)scratch(slot_gain, (size_t)sums.wide * sizeof(C));
     unpack_gain<T>(a, gain);
-    expect_huge(a.dx, (size_t)(a.rows * a.width) * sizeof(T));
-    if (a.dbranch) expect_huge(a.dbranch, (size_t)(a.rows * a.width) * sizeof(T));
+    const size_t bytes = (size_t)(a.rows * a.width) * sizeof(T);
+    expect_huge(a.dx, bytes);
+    if (a.dbranch) expect_huge(a.dbranch, bytes);
 
     const Dropout<T> dropout(a.drop);
-    const Output out((const T*)a.dx, a.rows * a.width, a.width);
+    Output out((const T*)a.dx, a.rows * a.width, a.width);
+    if (a.dbranch && (uintptr_t)a.dbranch % 64) out.past_caches = false;
     run_tasks(sums.tasks, a.rows * a.width, a.threads, [&](int64_t t) {
         typename ColumnSums<T>::Task task{};
         if (params) task = sums.open(t);
-        const RowGradient<T> gradient{a, gain, dropout, task, out};
-        for (int64_t row = sums.begin(t); row < sums.end(t); ++row) {
-            if (a.mask && !a.mask[row]) {
-                memset((T*)a.dx + row * a.width, 0, (size_t)a.width * sizeof(T));
-                if (a.dbranch) memset((T*)a.dbranch + row * a.width, 0, (size_t)a.width * sizeof(T));
-                continue;
+        const RowGradient<T> kernel{a, gain, dropout, task, out, ahead<T>(a)};
+        row_groups(a, sums.begin(t), sums.end(t), [&](const int64_t* rows, int64_t held) {
+            const T* x[most_rows];
+            double mean[most_rows];
+            typename RowGradient<T>::Projections p[most_rows];
+            for (int64_t i = 0; i < held; ++i) {
+                x[i] = a.branch ? (const T*)a.stream + rows[i] * a.width : (const T*)a.x + rows[i] * a.x_stride;
+                mean[i] = a.mean ? a.mean[rows[i]] : 0;
+                p[i] = kernel.project(rows[i], x[i], mean[i], a.rstd[rows[i]]);
             }
-            const T* x = a.branch ? (const T*)a.stream + row * a.width : (const T*)a.x + row * a.x_stride;
-            const double mean = a.mean ? a.mean[row] : 0;
-            if (!params) {
-                gradient.template row<false, false>(row, x, mean, a.rstd[row]);
-                continue;
+            for (int64_t i = 0; i < held; ++i) {
+                const double rstd = a.rstd[rows[i]];
+                if (!params) kernel.template row<false, false>(rows[i], x[i], mean[i], rstd, p[i]);
+                else if (a.round_before_gain) kernel.template row<true, true>(rows[i], x[i], mean[i], rstd, p[i]);
+                else kernel.template row<true, false>(rows[i], x[i], mean[i], rstd, p[i]);
             }
-            if (a.round_before_gain) gradient.template row<true, true>(row, x, mean, a.rstd[row]);
-            else gradient.template row<true, false>(row, x, mean, a.rstd[row]);
-            task.next_row();
-        }
+        }, [&](int64_t row) {
+            memset((T*)a.dx + row * a.width, 0, (size_t)a.width * sizeof(T));
+            if (a.dbranch) memset((T*)a.dbranch + row * a.width, 0, (size_t)a.width * sizeof(T));
+        });
         if (params) task.flush();
         out.finish();
     });
     if (!params) return;
     sums.merge(a.threads);
-    if (a.mode == RowMode::scale) {
-        double total = 0;
-        for (int64_t j = 0; j < a.width; ++j) total += sums.product(j);
-        put(a.param_dtype, a.dweight, 0, total);
-        return;
-    }
-    for (int64_t j = 0; j < a.width; ++j) {
-        if (a.dweight) put(a.param_dtype, a.dweight, j, sums.product(j));
-        if (a.dbias) put(a.param_dtype, a.dbias, j, sums.plain(j));
-    }
+    if (a.mode != RowMode::scale) return sums.write(a.param_dtype, a.dweight, a.dbias);
+    double total = 0;
+    for (int64_t j = 0; j < a.width; ++j) total += sums.product(j);
+    put(a.param_dtype, a.dweight, 0, total);
 }
 
 }  // namespace

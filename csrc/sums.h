@@ -65,7 +65,22 @@ template <class T> struct ColumnSums {
         });
     }
     double product(int64_t column) const { return totals[slot<T>(column)]; }
-    double plain(int64_t column) const { return totals[wide + slot<T>(column)]; }
+
+    // sum(grad * value) into dweight and sum(grad) into dbias; either may be null.
+    void write(normlab::DType type, void* dweight, void* dbias) const {
+        switch (type) {
+            case normlab::DType::f32: return write_as((float*)dweight, (float*)dbias);
+            case normlab::DType::f64: return write_as((double*)dweight, (double*)dbias);
+            case normlab::DType::bf16: return write_as((bf16*)dweight, (bf16*)dbias);
+            case normlab::DType::f16: return write_as((f16*)dweight, (f16*)dbias);
+        }
+    }
+    template <class P> void write_as(P* dweight, P* dbias) const {
+        if (dweight)
+            for (int64_t j = 0; j < width; ++j) put(dweight, j, totals[slot<T>(j)]);
+        if (dbias)
+            for (int64_t j = 0; j < width; ++j) put(dbias, j, totals[wide + slot<T>(j)]);
+    }
 };
 
 }  // namespace

@@ -22,12 +22,19 @@ GAINS = ("direct", "offset")
 MODE_NAMES = ("layer", "rms", "scale")
 
 
-def replay(formula: Callable[..., Any], inputs: Sequence[Tensor | None], needs: Sequence[bool], grads: Any) -> list[Tensor | None]:
+def replay(
+    formula: Callable[..., Any], inputs: Sequence[Tensor | None], needs: Sequence[bool], grads: Any
+) -> list[Tensor | None]:
     """Gradients of a reference formula, themselves differentiable."""
     wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
     with torch.enable_grad():
         found = iter(torch.autograd.grad(formula(*inputs), wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
+
+
+def _stand_in(size: int, dtype: torch.dtype | None) -> Tensor | None:
+    """A bias for a replayed formula: no gradient depends on its value, so it was not saved."""
+    return None if dtype is None else torch.zeros(size, dtype=dtype, requires_grad=True)
 
 
 def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
@@ -39,23 +46,26 @@ class RowNorm(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int,
                 eps: float, partial: int, offset: bool, round_first: bool) -> Tensor:  # fmt: skip
         y, statistics = cpu.row_forward(x, weight, bias, mask, mode, eps, partial, offset, round_first)
-        ctx.save_for_backward(x, weight, bias, mask, statistics)
+        ctx.save_for_backward(x, weight, mask, statistics)
+        ctx.bias = None if bias is None else bias.dtype
         ctx.facts = (mode, eps, partial, offset, round_first)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight, bias, mask, statistics = ctx.saved_tensors
+        x, weight, mask, statistics = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
             mode, eps, partial, offset, round_first = ctx.facts
+            bias = _stand_in(x.shape[-1], ctx.bias)
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 6)
-        dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
+        dweight = torch.empty_like(weight) if needs[1] else None
+        dbias = torch.empty(x.shape[-1], dtype=ctx.bias) if needs[2] else None
         dx = cpu.row_backward(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias)
         return dx, dweight, dbias, None, None, None, None, None, None
 
@@ -105,7 +115,9 @@ def residual_reference(
     stream = reference.residual(x, branch, alpha, keep, drop)
     if mask is not None:
         stream = torch.where(mask.unsqueeze(-1), stream, 0)
-    y = reference.row_norm(stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first)
+    y = reference.row_norm(
+        stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first
+    )
     return y, stream
 
 
@@ -116,87 +128,97 @@ def in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
     return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
 
 
-def gather_moments(mean: Tensor, square: Tensor, count: Tensor, centered: bool, group: Any) -> None:
+def gather_moments(statistics: Tensor, layout: tuple[int, ...], centered: bool, group: Any) -> None:
     """Replace this process's statistics by those of all processes together, weighted by their counts, in rank order."""
-    packed = torch.cat([count, mean.flatten(), square.flatten()])
-    parts = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, packed, group=group)
-    every = torch.stack(parts)
-    n = every[:, :1]
-    channels = mean.numel()
-    means, squares = every[:, 1 : 1 + channels], every[:, 1 + channels :]
-    total = n.sum().clamp(min=1)
-    pooled = (n * means).sum(0) / total
-    spread = squares + (means - pooled) ** 2 if centered else squares
-    mean.copy_(pooled.view_as(mean))
-    square.copy_(((n * spread).sum(0) / total).view_as(square))
-    count.copy_(n.sum(0))
+    parts = [torch.empty_like(statistics) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, statistics, group=group)
+    mean, square, count = cpu.split_statistics(statistics, layout)
+    means, squares, counts = (
+        torch.stack(t) for t in zip(*(cpu.split_statistics(p, layout) for p in parts), strict=True)
+    )
+    share = (counts / counts.sum(0).clamp(min=1)).unsqueeze(-1)
+    mean.copy_((share * means).sum(0))
+    spread = squares + (means - mean) ** 2 if centered else squares
+    square.copy_((share * spread).sum(0))
+    count.copy_(counts.sum(0))
 
 
 class ColumnNorm(Function):
-    """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None."""
+    """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None.
+
+    Returns y, or (y, statistics) with ``want_statistics``. ``running`` (mean, variance, factor) is updated on the way.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                mean: Tensor | None, square: Tensor | None, eps: float, offset: bool, centered: bool,
-                layout: tuple[int, ...], channel: int, group: Any) -> Any:  # fmt: skip
-        given = mean is not None
-        if given:
-            assert mean is not None and square is not None
-            count = torch.zeros(mean.shape[0], dtype=torch.float64)
+                given: Tensor | None, running: Any, eps: float, offset: bool, centered: bool, layout: tuple[int, ...],
+                channel: int, group: Any, want_statistics: bool) -> Any:  # fmt: skip
+        known = given is not None
+        statistics = cpu.column_statistics(layout) if given is None else given
+        if group is not None and not known:
+            cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, statistics, moments_only=True)
+            gather_moments(statistics, layout, centered, group)
+            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, True, layout, statistics)
         else:
-            mean, square, count = cpu.column_statistics(layout)
-        if group is not None and not given:
-            cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, mean, square, count, True)
-            gather_moments(mean, square, count, centered, group)
-            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, True, layout, mean, square, count)
-        else:
-            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, layout, mean, square, count)
-        ctx.save_for_backward(x, weight, bias, mask, mean, square, count)
-        ctx.facts = (eps, offset, centered, given, layout, channel, group)
-        ctx.mark_non_differentiable(mean, square, count)
-        return y, mean, square, count
+            y = cpu.column_forward(
+                x, weight, bias, mask, eps, offset, centered, known, layout, statistics, running=running
+            )
+        ctx.save_for_backward(x, weight, bias, mask, statistics)
+        ctx.facts = (eps, offset, centered, known, layout)
+        ctx.channel, ctx.group = channel, group
+        if not want_statistics:
+            return y
+        ctx.mark_non_differentiable(statistics)
+        return y, statistics
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight, bias, mask, mean, square, count = ctx.saved_tensors
-        eps, offset, centered, given, layout, channel, group = ctx.facts
+        x, weight, bias, mask, statistics = ctx.saved_tensors
+        eps, offset, centered, known, layout = ctx.facts
+        synced = ctx.group is not None and not known
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            if group is not None and not given:
-                raise TransformUnsupported("a second derivative of synced statistics is not defined here; use sync=False")
-            _, _, channels, groups, _, pooled = layout
+            if synced:
+                raise TransformUnsupported(
+                    "a second derivative of synced statistics is not defined here; use sync=False"
+                )
+            _, _, _, groups, _, pooled = layout
+            given = cpu.split_statistics(statistics, layout)[:2] if known else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
-                                             centered=centered, channel_dim=channel, gain=GAINS[offset],
-                                             statistics=(mean, square) if given else None)[0]  # fmt: skip
+                                             centered=centered, channel_dim=ctx.channel, gain=GAINS[offset],
+                                             statistics=given)[0]  # fmt: skip
 
-            return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 9)
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 10)
         grad = in_layout_of(x, grad)
         dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
-        args = (grad, x, weight, mask, mean, square, count, eps, offset, centered, given, layout)
-        if group is None or given:
-            dx, _ = cpu.column_backward(*args, dweight, dbias)
-            return dx, dweight, dbias, *[None] * 9
-        _, sums = cpu.column_backward(*args, None, None, apply=False)
-        if dweight is not None:
-            dweight.copy_(sums[1, 0])
-        if dbias is not None:
-            dbias.copy_(sums[0, 0])
-        dist.all_reduce(sums, group=group)
-        direct = gain_over(weight, offset, square + eps)
-        coefficients = torch.stack([direct, -direct * sums[1] / count.clamp(min=1), -direct * sums[0] / count.clamp(min=1)])
-        if not centered:
-            coefficients[2] = 0
-        dx, _ = cpu.column_backward(*args, None, None, sums=sums, take_sums=False, coefficients=coefficients)
-        return dx, dweight, dbias, *[None] * 9
+        if synced:
+            dx = synced_gradient(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias, ctx.group)
+        else:
+            dx = cpu.column_backward(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias)
+        return dx, dweight, dbias, *[None] * 10
 
 
-def gain_over(weight: Tensor | None, offset: bool, square: Tensor) -> Tensor:
-    """gain / sqrt(square), float64."""
-    root = torch.sqrt(square)
-    return 1 / root if weight is None else (weight.detach().double() + offset) / root
+def synced_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, eps: float, offset: bool,
+    centered: bool, known: bool, layout: tuple[int, ...], dweight: Tensor | None, dbias: Tensor | None, group: Any,
+) -> Tensor | None:  # fmt: skip
+    """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
+    args = (grad, x, weight, mask, statistics, eps, offset, centered, known, layout, None, None)
+    sums = torch.empty(2, 1, layout[2], dtype=torch.float64)
+    cpu.column_backward(*args, sums=sums, stage="sums")
+    if dweight is not None:
+        dweight.copy_(sums[1, 0])
+    if dbias is not None:
+        dbias.copy_(sums[0, 0])
+    dist.all_reduce(sums, group=group)
+    _, square, count = cpu.split_statistics(statistics, layout)
+    gain = 1.0 if weight is None else weight.detach().double() + offset
+    direct = gain / torch.sqrt(square + eps)
+    share = direct / count.clamp(min=1)
+    coefficients = torch.stack([direct, -share * sums[1], -share * sums[0] if centered else torch.zeros_like(share)])
+    return cpu.column_backward(*args, sums=sums, stage="apply", coefficients=coefficients)
 
 
 class PowerNorm(Function):
@@ -210,7 +232,9 @@ class PowerNorm(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor,
                 nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, layout: tuple[int, ...] | None,
                 channel: int, group: Any) -> Any:  # fmt: skip
-        y, batch, used, count, warm = power_forward(x, weight, bias, mask, psi2, step, warmup, eps, layout, channel, group)
+        y, batch, used, count, warm = power_forward(
+            x, weight, bias, mask, psi2, step, warmup, eps, layout, channel, group
+        )
         ctx.save_for_backward(x, weight, bias, mask, batch, used, count, warm)
         ctx.facts = (nu, alpha, eps, layout, channel, group)
         ctx.mark_non_differentiable(batch, count)
@@ -225,7 +249,9 @@ class PowerNorm(Function):
             )
         x, weight, bias, mask, batch, used, count, warm = ctx.saved_tensors
         nu, alpha, eps, layout, channel, group = ctx.facts
-        dx, sums = power_gradient(grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel, group)
+        dx, sums = power_gradient(
+            grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel, group
+        )
         needs = ctx.needs_input_grad
         dweight = sums[1].to(weight.dtype) if needs[1] else None
         dbias = sums[0].to(bias.dtype) if needs[2] else None
@@ -241,22 +267,37 @@ def power_forward(
     if layout is None:
         cell = None if mask is None else mask.unsqueeze(channel)
         _, square, counts = reference.moments(
-            x.to(reference.compute_dtype(x)), reference.axes_of("power", x.dim(), channel), cell, centered=False
-        )
-        zero, batch, count = torch.zeros_like(square).view(1, channels), square.view(1, channels), counts.flatten()[:1]
+            x.to(reference.compute_dtype(x)), reference.axes_of("power", x.dim(), channel), cell, centered=False,
+            all_sum=None if group is None else _all_sum(group),
+        )  # fmt: skip
+        batch, count = square.view(1, channels), counts.flatten()[:1]
     else:
-        zero, batch, count = cpu.column_statistics(layout)
-        cpu.column_forward(x, None, None, mask, eps, False, False, False, layout, zero, batch, count, True)
-    if group is not None:
-        gather_moments(zero, batch, count, False, group)
+        statistics = cpu.column_statistics(layout)
+        cpu.column_forward(x, None, None, mask, eps, False, False, False, layout, statistics, moments_only=True)
+        if group is not None:
+            gather_moments(statistics, layout, False, group)
+        _, batch, count = cpu.split_statistics(statistics, layout)
     warm = step < warmup
     used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))
     if layout is None:
         y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
-                                  channel_dim=channel, statistics=(zero, used))[0]  # fmt: skip
+                                  channel_dim=channel, statistics=(torch.zeros_like(used), used))[0]  # fmt: skip
     else:
-        y = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, zero, used, count)
+        y = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, _without_mean(used, count))
     return y, batch, used, count, warm
+
+
+def _without_mean(square: Tensor, count: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(square[0]), square[0], count])
+
+
+def _all_sum(group: Any) -> Callable[[Tensor], Tensor]:
+    def add(t: Tensor) -> Tensor:
+        t = t.clone()
+        dist.all_reduce(t, group=group)
+        return t
+
+    return add
 
 
 def power_gradient(
@@ -264,14 +305,17 @@ def power_gradient(
     warm: Tensor, nu: Tensor, alpha: float, eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and this process's sums (2, channels) of grad and grad * xhat; ``nu`` takes its step."""
-    square = used[0]
+    square, channels = used[0], used.shape[1]
     args: tuple[Any, ...] = ()
     if layout is None:
-        _, sums = reference.power_backward(grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel)
+        _, sums = reference.power_backward(
+            grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel
+        )
     else:
         grad = in_layout_of(x, grad)
-        args = (grad, x, weight, mask, torch.zeros_like(used), used, count, eps, False, False, True, layout, None, None)
-        sums = cpu.column_backward(*args, apply=False)[1][:, 0]
+        args = (grad, x, weight, mask, _without_mean(used, count), eps, False, False, True, layout, None, None)
+        sums = torch.empty(2, channels, dtype=torch.float64)
+        cpu.column_backward(*args, sums=sums, stage="sums")
     total = sums
     if group is not None:
         total = sums.clone()
@@ -281,11 +325,13 @@ def power_gradient(
     old = nu.to(square.dtype)
     along = torch.where(warm, mean_along, old)
     if layout is None:
-        dx, _ = reference.power_backward(grad, x, weight, mask, square=square, along=along, eps=eps, channel_dim=channel)
+        dx, _ = reference.power_backward(
+            grad, x, weight, mask, square=square, along=along, eps=eps, channel_dim=channel
+        )
     else:
         root = torch.sqrt(square + eps)
         coefficients = torch.stack([gain / root, -along / root, torch.zeros_like(root)])
-        dx, _ = cpu.column_backward(*args, sums=total.contiguous(), take_sums=False, coefficients=coefficients)
+        dx = cpu.column_backward(*args, sums=total, stage="apply", coefficients=coefficients)
     moved = reference.power_step(mean_along, square, batch[0], old, alpha=alpha, eps=eps)
     nu.copy_(torch.where(count > 0, moved, old))
     return dx, sums
@@ -305,7 +351,9 @@ class Pointwise(Function):
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
 
-            def formula(x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            def formula(
+                x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None
+            ) -> Tensor:
                 return reference.pointwise(x, alpha, shift, weight, bias, mask, form="erf" if ctx.erf else "tanh")
 
             return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)

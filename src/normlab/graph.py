@@ -59,7 +59,9 @@ def row_norm_backward(
 def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, statistics: Tensor, mode: int, eps: float, partial: int,
       offset: bool, round_first: bool, parameters: Sequence[bool], parameter_dtype: torch.dtype) -> tuple[Tensor, ...]:  # fmt: skip
     size = 1 if mode == 2 else x.shape[-1]
-    return x.new_empty(x.shape), *(x.new_empty(size, dtype=parameter_dtype) if p else x.new_empty(0) for p in parameters)
+    return x.new_empty(x.shape), *(
+        x.new_empty(size, dtype=parameter_dtype) if p else x.new_empty(0) for p in parameters
+    )
 
 
 def _parameter_dtype(x: Tensor, weight: Maybe, bias: Maybe) -> torch.dtype:
@@ -97,9 +99,7 @@ def residual_norm(
     x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
     offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return cpu.residual_forward(
-        x, branch, weight, bias, mask, mode, eps, offset, round_first, alpha, drop, int(seed)
-    )
+    return cpu.residual_forward(x, branch, weight, bias, mask, mode, eps, offset, round_first, alpha, drop, int(seed))
 
 
 @residual_norm.register_fake
@@ -116,7 +116,21 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (stream.new_empty(stream.shape[-1], dtype=parameter_dtype) if p else None for p in parameters)
     dx, dbranch = cpu.residual_backward(
-        grad, grad_stream, stream, weight, mask, statistics, mode, eps, offset, round_first, alpha, drop, int(seed), dweight, dbias
+        grad,
+        grad_stream,
+        stream,
+        weight,
+        mask,
+        statistics,
+        mode,
+        eps,
+        offset,
+        round_first,
+        alpha,
+        drop,
+        int(seed),
+        dweight,
+        dbias,
     )
     return dx, stream.new_empty(0) if dbranch is dx else dbranch, _or_empty(dweight, stream), _or_empty(dbias, stream)
 
@@ -170,13 +184,17 @@ def column_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     where = _as_layout(layout)
     given = mean is not None and square is not None
-    statistics = cpu.column_statistics(where)
-    if given:
-        for buffer, value in zip(statistics, (mean, square, torch.zeros(())), strict=True):
-            buffer.copy_(value)
-    y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, *statistics)
+    statistics = (
+        _flat(mean, square, torch.zeros(_sets(layout), dtype=torch.float64)) if given else cpu.column_statistics(where)
+    )
+    y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, statistics)
     assert y is not None
-    return y, statistics[0].clone(), statistics[1].clone(), statistics[2]
+    mean, square, count = (t.clone() for t in cpu.split_statistics(statistics, where))
+    return y, mean, square, count
+
+
+def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
+    return torch.cat([mean.flatten(), square.flatten(), count.flatten()])
 
 
 def _as_layout(layout: Sequence[int]) -> tuple[int, ...]:
@@ -198,9 +216,10 @@ def column_norm_backward(
     parameter_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (x.new_empty(layout[2], dtype=parameter_dtype) if p else None for p in parameters)
-    dx, _ = cpu.column_backward(
-        eager.in_layout_of(x, grad), x, weight, mask, mean, square, count, eps, offset, centered, given, _as_layout(layout), dweight, dbias
-    )
+    dx = cpu.column_backward(
+        eager.in_layout_of(x, grad), x, weight, mask, _flat(mean, square, count), eps, offset, centered, given,
+        _as_layout(layout), dweight, dbias,
+    )  # fmt: skip
     assert dx is not None
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
@@ -242,7 +261,7 @@ def power_norm(
     y, batch, used, count, warm = eager.power_forward(
         x, weight, bias, mask, psi2, step, warmup, eps, _as_layout(layout), channel, None
     )
-    return y, batch.clone(), count, used, warm.clone()
+    return y, batch.clone(), count.clone(), used, warm.clone()
 
 
 @power_norm.register_fake

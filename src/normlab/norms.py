@@ -39,7 +39,9 @@ class _Norm(nn.Module):
     def _make_parameters(self, shape: tuple[int, ...], gain: str, bias: bool, device: Any, dtype: Any) -> None:
         self.gain = gain
         for name, wanted in (("weight", gain != "none"), ("bias", bias)):
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if wanted else None)
+            self.register_parameter(
+                name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if wanted else None
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -87,7 +89,9 @@ class LayerNorm(_Norm):
         self.eps = ops.check_eps(eps)
         self.elementwise_affine = elementwise_affine
         self.round_before_gain = round_before_gain
-        self._make_parameters(self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype)
+        self._make_parameters(
+            self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
+        )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps, gain=self.gain,
@@ -130,11 +134,15 @@ class RMSNorm(_Norm):
         self.elementwise_affine = elementwise_affine
         self.round_before_gain = round_before_gain
         if partial is not None and not 0 < partial <= 1:
-            raise ValueError(f"partial is the share of features in the statistic and must lie in (0, 1], got {partial!r}")
+            raise ValueError(
+                f"partial is the share of features in the statistic and must lie in (0, 1], got {partial!r}"
+            )
         self.partial = partial
         width = torch.Size(self.normalized_shape).numel()
         self._partial_width = None if partial is None else max(1, int(partial * width))
-        self._make_parameters(self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype)
+        self._make_parameters(
+            self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
+        )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, bias=self.bias, partial=self._partial_width,
@@ -170,7 +178,9 @@ class ScaleNorm(_Norm):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         if x.shape[-1:] != (self.dim,):
-            raise ValueError(f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+            raise ValueError(
+                f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
+            )
         return ops.scale_norm(x, self.weight, self.eps, mask=mask, lengths=lengths)
 
     def extra_repr(self) -> str:
@@ -184,7 +194,7 @@ class _ChannelNorm(_Norm):
     channel_dim: int
 
     def _check_channels(self, x: Tensor) -> int:
-        return ops._check_columns(type(self).__name__, x, self.channel_dim, self.num_features)
+        return ops.check_channels(type(self).__name__, x, self.channel_dim, self.num_features)
 
 
 class _RunningNorm(_ChannelNorm):
@@ -211,7 +221,9 @@ class _RunningNorm(_ChannelNorm):
 
     def reset_running_stats(self) -> None:
         if self.track_running_stats:
-            assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+            assert (
+                self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+            )
             self.running_mean.zero_()
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
@@ -304,12 +316,11 @@ class BatchNorm(_RunningNorm):
             return ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
         group = ops.process_group(self.sync, self.process_group) if self.training else None
-        if x.numel() == 0 and group is None:
-            return x * 1
         ops.check_batch("BatchNorm", x, self.num_features, group)
-        mask = ops.as_mask("BatchNorm", x, ops._positions(x, channel), mask, lengths)
+        if mask is not None or lengths is not None:
+            mask = ops.as_mask("BatchNorm", x, ops.positions(x, channel), mask, lengths)
         running = (self.running_mean, self.running_var) if self.training else (None, None)
-        factor = self._factor() if self.training else 0.0
+        factor = self._factor() if self.training and (x.numel() > 0 or group is not None) else 0.0
         if self.ghost_size is not None and self.training:
             return self._ghost(x, mask, factor)
         weight, bias = self.weight, self.bias
@@ -327,8 +338,19 @@ class BatchNorm(_RunningNorm):
         for part in parts:
             ops.check_batch(f"BatchNorm(ghost_size={self.ghost_size})", part, self.num_features, None)
         out = [
-            ops.batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps,
-                           channel_dim=self.channel_dim, gain=self.gain, mask=m)  # fmt: skip
+            ops.batch_norm(
+                part,
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                True,
+                factor,
+                self.eps,
+                channel_dim=self.channel_dim,
+                gain=self.gain,
+                mask=m,
+            )  # fmt: skip
             for part, m in zip(parts, masks, strict=True)
         ]
         return torch.cat(out)
@@ -391,11 +413,15 @@ class InstanceNorm(_RunningNorm):
         if self.track_running_stats and not self.training:
             return ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
-        mask = ops.as_mask("InstanceNorm", x, ops._positions(x, channel), mask, lengths)
-        y, mean, var, count = ops._column_norm("instance_norm", x, self.weight, self.bias, self.eps,
-                                               groups=self.num_features, pooled=False, channel_dim=channel, mask=mask,
-                                               gain=self.gain)  # fmt: skip
-        if self.track_running_stats and self.training:
+        if mask is not None or lengths is not None:
+            mask = ops.as_mask("InstanceNorm", x, ops.positions(x, channel), mask, lengths)
+        tracked = self.track_running_stats and self.training
+        y, found = ops._column_norm("instance_norm", x, self.weight, self.bias, self.eps, groups=self.num_features,
+                                    pooled=False, channel=channel, mask=mask, gain=self.gain,
+                                    want_statistics=tracked)  # fmt: skip
+        if tracked:
+            assert found is not None
+            mean, var, count = found
             with torch.no_grad():  # the running statistics are averages over samples, as in torch
                 share = (count > 0).to(mean.dtype)[:, None] / (count > 0).sum().clamp(min=1)
                 unbiased = var * (count / (count - 1).clamp(min=1))[:, None]
@@ -514,7 +540,7 @@ class PowerNorm(_ChannelNorm):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         channel = self._check_channels(x)
-        mask = ops.as_mask("PowerNorm", x, ops._positions(x, channel), mask, lengths)
+        mask = ops.as_mask("PowerNorm", x, ops.positions(x, channel), mask, lengths)
         if self.group_scaling is not None:
             x = self._scale_groups(x, channel, mask)
         group = ops.process_group(self.sync, self.process_group)
@@ -553,7 +579,9 @@ class _Pointwise(_Norm):
 
     def _check(self, x: Tensor) -> None:
         if x.shape[-1:] != (self.dim,):
-            raise ValueError(f"{type(self).__name__}({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+            raise ValueError(
+                f"{type(self).__name__}({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
+            )
 
     def extra_repr(self) -> str:
         return f"{self.dim}, affine={self.affine}"
@@ -573,7 +601,9 @@ class DyT(_Pointwise):
 
     alpha: nn.Parameter
 
-    def __init__(self, dim: int, alpha_init: float = 0.5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, dim: int, alpha_init: float = 0.5, affine: bool = True, device: Any = None, dtype: Any = None
+    ) -> None:
         super().__init__()
         self._make(dim, {"alpha": alpha_init}, affine, device, dtype)
 
@@ -597,7 +627,13 @@ class Derf(_Pointwise):
     shift: nn.Parameter
 
     def __init__(
-        self, dim: int, alpha_init: float = 0.5, shift_init: float = 0.0, affine: bool = True, device: Any = None, dtype: Any = None
+        self,
+        dim: int,
+        alpha_init: float = 0.5,
+        shift_init: float = 0.0,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self._make(dim, {"alpha": alpha_init, "shift": shift_init}, affine, device, dtype)
@@ -650,11 +686,15 @@ class ResidualNorm(_Norm):
         self.return_stream = return_stream
         self.round_before_gain = round_before_gain
         with_bias = norm == "layer" if bias is None else bias
-        self._make_parameters((self.dim,), _gain_of(gain, elementwise_affine), elementwise_affine and with_bias, device, dtype)
+        self._make_parameters(
+            (self.dim,), _gain_of(gain, elementwise_affine), elementwise_affine and with_bias, device, dtype
+        )
 
     def forward(self, x: Tensor, branch: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Any:
         if x.shape[-1:] != (self.dim,):
-            raise ValueError(f"ResidualNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}")
+            raise ValueError(
+                f"ResidualNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
+            )
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         return ops.residual_norm(x, branch, self.weight, self.bias, eps, norm=self.norm, alpha=self.alpha,
                                  dropout=self.dropout, training=self.training, gain=self.gain,

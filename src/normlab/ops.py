@@ -44,10 +44,6 @@ def _in_transform() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def _wants_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -92,19 +88,31 @@ def as_mask(
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"{op}: mask must be a boolean tensor with True = real, got {got}; convert it, e.g. mask.bool()")
+            raise TypeError(
+                f"{op}: mask must be a boolean tensor with True = real, got {got}; convert it, e.g. mask.bool()"
+            )
         if tuple(mask.shape) != positions:
-            raise ValueError(f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}")
+            raise ValueError(
+                f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
+            )
         _check_same_device(op, x, mask=mask)
         return mask.contiguous()
     lengths = torch.as_tensor(lengths, device=x.device)
     if len(positions) != 2:
-        raise ValueError(f"{op}: lengths need an input with one sequence axis; for shape {tuple(x.shape)} give mask of shape {positions}")
+        raise ValueError(
+            f"{op}: lengths need an input with one sequence axis; for shape {tuple(x.shape)} give mask of shape {positions}"
+        )
     if lengths.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
         raise TypeError(f"{op}: lengths must be integers, got {lengths.dtype}")
     if tuple(lengths.shape) != positions[:1]:
-        raise ValueError(f"{op}: lengths has shape {tuple(lengths.shape)}, a batch of {positions[0]} needs ({positions[0]},)")
-    if not torch.compiler.is_compiling() and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]:
+        raise ValueError(
+            f"{op}: lengths has shape {tuple(lengths.shape)}, a batch of {positions[0]} needs ({positions[0]},)"
+        )
+    if (
+        not torch.compiler.is_compiling()
+        and lengths.numel()
+        and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]
+    ):
         raise ValueError(f"{op}: lengths must lie in 0..{positions[1]}, got {int(lengths.min())}..{int(lengths.max())}")
     return torch.arange(positions[1], device=x.device)[None, :] < lengths[:, None]
 
@@ -128,37 +136,38 @@ def _row_norm(
 ) -> Tensor:
     _check_floating(op, x)
     k = len(shape)
-    if k == 0 or x.dim() < k or tuple(x.shape[-k:]) != shape:
+    if k == 0 or x.shape[-k:] != shape:
         raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
-    width = math.prod(shape)
+    width = shape[0] if k == 1 else math.prod(shape)
     if width == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
-    for name, p in (("weight", weight), ("bias", bias)):
-        if p is not None:
-            _check_parameter(op, name, p, 1 if mode == "scale" else width)
-            if p.device != x.device:
-                _check_same_device(op, x, **{name: p})
-    rows_mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths) if mask is not None or lengths is not None else None
-    count = width if partial is None else partial
-    offset = gain == "offset"
-    route = _route(op, x)
+    size = 1 if mode == "scale" else width
+    if weight is not None and (weight.numel() != size or weight.device != x.device):
+        _check_parameter(op, "weight", weight, size)
+        _check_same_device(op, x, weight=weight)
+    if bias is not None:
+        if bias.numel() != size or bias.device != x.device:
+            _check_parameter(op, "bias", bias, size)
+            _check_same_device(op, x, bias=bias)
+        if weight is not None and bias.dtype != weight.dtype:
+            bias = bias.to(weight.dtype)
+    if mask is not None or lengths is not None:
+        mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     flat = x
     if k > 1:
         flat = x.flatten(-k)
         weight = None if weight is None else weight.flatten()
         bias = None if bias is None else bias.flatten()
-    if route == "eager":
-        if weight is not None and bias is not None and weight.dtype != bias.dtype:
-            bias = bias.to(weight.dtype)
-        if _wants_grad(x, weight, bias):
-            y = eager.RowNorm.apply(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
-        else:
-            y, _ = cpu.row_forward(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
-    elif route == "graph":
-        y, _ = graph.row_norm(flat, weight, bias, rows_mask, MODES[mode], eps, count, offset, round_before_gain)
-    else:
-        y = reference.row_norm(flat, weight, bias, rows_mask, mode=mode, eps=eps, partial=count, gain=gain,
+    route = _route(op, x)
+    if route == "reference":
+        y = reference.row_norm(flat, weight, bias, mask, mode=mode, eps=eps, partial=partial or width, gain=gain,
                                round_before_gain=round_before_gain)  # fmt: skip
+    else:
+        facts = (MODES[mode], eps, partial or width, gain == "offset", round_before_gain)
+        if route == "eager":
+            y = eager.RowNorm.apply(flat, weight, bias, mask, *facts)
+        else:
+            y, _ = graph.row_norm(flat, weight, bias, mask, *facts)
     return y if k == 1 else y.view(x.shape)
 
 
@@ -208,7 +217,9 @@ def scale_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
-    return _row_norm("scale_norm", x, tuple(x.shape[-1:]), weight, None, eps, "scale", None, "direct", False, mask, lengths)
+    return _row_norm(
+        "scale_norm", x, tuple(x.shape[-1:]), weight, None, eps, "scale", None, "direct", False, mask, lengths
+    )
 
 
 def residual_norm(
@@ -248,6 +259,8 @@ def residual_norm(
     width = x.shape[-1]
     _check_parameter(op, "weight", weight, width)
     _check_parameter(op, "bias", bias, width)
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        bias = bias.to(weight.dtype)
     rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     drop = dropout if training else 0.0
     offset = gain == "offset"
@@ -259,8 +272,6 @@ def residual_norm(
         return (y, stream) if return_stream else y
     seed_value = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
     if route == "eager":
-        if weight is not None and bias is not None and weight.dtype != bias.dtype:
-            bias = bias.to(weight.dtype)
         return eager.ResidualNorm.apply(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
                                         round_before_gain, alpha, drop, seed_value, return_stream)  # fmt: skip
     both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
@@ -271,7 +282,8 @@ def residual_norm(
 # ---- statistics over rows --------------------------------------------------------------------------------------------
 
 
-def _positions(x: Tensor, channel: int) -> tuple[int, ...]:
+def positions(x: Tensor, channel: int) -> tuple[int, ...]:
+    """The shape of a mask for x."""
     return tuple(n for a, n in enumerate(x.shape) if a != channel)
 
 
@@ -300,35 +312,57 @@ def _column_norm(
     *,
     groups: int,
     pooled: bool,
-    channel_dim: int,
+    channel: int,
     mask: Tensor | None,
     centered: bool = True,
     gain: str = "direct",
     statistics: tuple[Tensor, Tensor] | None = None,
+    running: Any = None,
     group: Any = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, and the mean, mean square and count of each set, float64. ``mask`` is checked already."""
-    channel = channel_dim % x.dim()
+    want_statistics: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+    """y; and, where wanted, the mean, mean square and count of each set, float64. Arguments are checked already.
+
+    ``running`` (mean, variance, factor) are moved towards the batch's statistics.
+    """
     if not pooled and channel not in (1, x.dim() - 1):  # a sample is axis 0: bring the channels next to it
-        y, *rest = _column_norm(op, x.movedim(channel, -1), weight, bias, eps, groups=groups, pooled=pooled,
-                                channel_dim=-1, mask=mask, centered=centered, gain=gain, statistics=statistics,
-                                group=group)  # fmt: skip
-        return (y.movedim(-1, channel), *rest)  # type: ignore[return-value]
+        y, found = _column_norm(op, x.movedim(channel, -1), weight, bias, eps, groups=groups, pooled=pooled,
+                                channel=x.dim() - 1, mask=mask, centered=centered, gain=gain, statistics=statistics,
+                                want_statistics=want_statistics)  # fmt: skip
+        return y.movedim(-1, channel), found
     route = _route(op, x)
-    if route == "graph" and group is not None and statistics is None:
-        route = "reference"  # collectives are traced as plain ops
-    if route == "reference":
-        return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled, centered=centered,
-                                     channel_dim=channel, gain=gain, statistics=statistics,
-                                     all_sum=_all_sum(group))  # fmt: skip
     if bias is not None and weight is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
-    x, layout = _layout(x, channel, groups, pooled)
-    offset = gain == "offset"
-    mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups).contiguous() for s in statistics)
-    if route == "graph":
-        return graph.column_norm(x, weight, bias, mask, mean, square, eps, offset, centered, list(layout), channel)
-    return eager.ColumnNorm.apply(x, weight, bias, mask, mean, square, eps, offset, centered, layout, channel, group)
+    if route == "eager":
+        dense, layout = _layout(x, channel, groups, pooled)
+        given = None
+        if statistics is not None:
+            given = torch.cat([*(s.double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)])
+        # A factor that is a tensor (plain average), synced or absent statistics: the update is done below.
+        inside = running is not None and group is None and not isinstance(running[2], Tensor)
+        want = want_statistics or (running is not None and not inside)
+        result = eager.ColumnNorm.apply(dense, weight, bias, mask, given, running if inside else None, eps,
+                                        gain == "offset", centered, layout, channel, group, want)  # fmt: skip
+        if not want:
+            return result, None
+        y, found = result[0], cpu.split_statistics(result[1], layout)
+        if inside:
+            running = None
+    elif route == "graph" and (group is None or statistics is not None):
+        dense, layout = _layout(x, channel, groups, pooled)
+        mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups) for s in statistics)
+        y, *rest = graph.column_norm(dense, weight, bias, mask, mean, square, eps, gain == "offset", centered,
+                                     list(layout), channel)  # fmt: skip
+        found = (rest[0], rest[1], rest[2])
+    else:
+        y, *rest = reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
+                                         centered=centered, channel_dim=channel, gain=gain, statistics=statistics,
+                                         all_sum=_all_sum(group))  # fmt: skip
+        found = (rest[0], rest[1], rest[2])
+    if running is not None:
+        with torch.no_grad():
+            update_running(running[0], running[1], found[0][0], found[1][0], found[2][0], running[2])
+    return y, found
 
 
 def _all_sum(group: Any) -> reference.AllSum | None:
@@ -339,13 +373,17 @@ def _all_sum(group: Any) -> reference.AllSum | None:
     return lambda t: all_reduce(t.contiguous(), group=group)
 
 
-def _check_columns(op: str, x: Tensor, channel_dim: int, channels: int | None = None, **parameters: Tensor | None) -> int:
+def check_channels(op: str, x: Tensor, channel_dim: int, channels: int | None = None) -> int:
+    """The channel axis of x, counted from the front; x must have ``channels`` channels there, if given."""
     _check_floating(op, x)
-    if not 2 <= x.dim() <= 5:
+    dims = x.dim()
+    if not 2 <= dims <= 5:
         raise ValueError(f"{op} takes 2-D to 5-D inputs, got shape {tuple(x.shape)}")
-    if not -x.dim() <= channel_dim < x.dim() or channel_dim % x.dim() == 0:
-        raise ValueError(f"{op}: channel_dim must be an axis after the batch axis of a {x.dim()}-D input, got {channel_dim}")
-    channel = channel_dim % x.dim()
+    if not -dims <= channel_dim < dims or channel_dim % dims == 0:
+        raise ValueError(
+            f"{op}: channel_dim must be an axis after the batch axis of a {dims}-D input, got {channel_dim}"
+        )
+    channel = channel_dim % dims
     size = x.shape[channel]
     if size == 0 or (channels is not None and size != channels):
         want = "at least one channel" if channels is None else f"{channels} channels"
@@ -353,9 +391,18 @@ def _check_columns(op: str, x: Tensor, channel_dim: int, channels: int | None = 
             f"{op}: axis {channel} of an input of shape {tuple(x.shape)} has {size} channels, {want} expected; "
             f"channel_dim={channel_dim} says where the channels are"
         )
-    for name, p in parameters.items():
-        _check_parameter(op, name, p, size)
-    _check_same_device(op, x, **parameters)
+    return channel
+
+
+def _check_columns(
+    op: str, x: Tensor, channel_dim: int, weight: Tensor | None, bias: Tensor | None, **buffers: Tensor | None
+) -> int:
+    channel = check_channels(op, x, channel_dim)
+    size = x.shape[channel]
+    for name, p in (("weight", weight), ("bias", bias), *buffers.items()):
+        if p is not None and (p.numel() != size or p.device != x.device):
+            _check_parameter(op, name, p, size)
+            _check_same_device(op, x, **{name: p})
     return channel
 
 
@@ -376,13 +423,14 @@ def batch_statistics(
     >>> mean.item(), var.item(), count.item()
     (2.0, 1.0, 2.0)
     """
-    channel = _check_columns("batch_statistics", x, channel_dim)
-    mask = as_mask("batch_statistics", x, _positions(x, channel), mask, lengths)
+    channel = check_channels("batch_statistics", x, channel_dim)
+    mask = as_mask("batch_statistics", x, positions(x, channel), mask, lengths)
     with torch.no_grad():
         if _route("batch_norm", x) == "eager":
             x, layout = _layout(x, channel, x.shape[channel], True)
-            mean, var, count = cpu.column_statistics(layout)
-            cpu.column_forward(x, None, None, mask, 0.0, False, True, False, layout, mean, var, count, True)
+            statistics = cpu.column_statistics(layout)
+            cpu.column_forward(x, None, None, mask, 0.0, False, True, False, layout, statistics, moments_only=True)
+            mean, var, count = cpu.split_statistics(statistics, layout)
             return mean[0], var[0], count[0]
         axes = reference.axes_of("batch", x.dim(), channel)
         cell = None if mask is None else mask.unsqueeze(channel)
@@ -391,7 +439,12 @@ def batch_statistics(
 
 
 def update_running(
-    running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor, var: Tensor, count: Tensor, factor: float | Tensor
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    factor: float | Tensor,
 ) -> None:
     """running <- (1 - factor) * running + factor * statistic, with the unbiased variance by the number of real cells.
 
@@ -422,21 +475,23 @@ def batch_norm(
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias per channel over all real cells; see :class:`normlab.BatchNorm`."""
     op = "batch_norm"
-    channel = _check_columns(op, x, channel_dim, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
-    real = as_mask(op, x, _positions(x, channel), mask, lengths)
+    channel = _check_columns(op, x, channel_dim, weight, bias, running_mean=running_mean, running_var=running_var)
+    if mask is not None or lengths is not None:
+        mask = as_mask(op, x, positions(x, channel), mask, lengths)
     channels = x.shape[channel]
-    if not training:
-        if running_mean is None or running_var is None:
-            raise ValueError(f"{op}: without running statistics there is nothing to evaluate with; pass them or training=True")
-        statistics = (running_mean[None], running_var[None])
-        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel, mask=real,
-                            gain=gain, statistics=statistics)[0]  # fmt: skip
-    check_batch(op, x, channels, group)
-    y, mean, var, count = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel,
-                                       mask=real, gain=gain, group=group)  # fmt: skip
-    with torch.no_grad():
-        update_running(running_mean, running_var, mean[0], var[0], count[0], momentum)
-    return y
+    statistics = running = None
+    if training:
+        check_batch(op, x, channels, group)
+        if running_mean is not None and running_var is not None:
+            running = (running_mean, running_var, momentum)
+    elif running_mean is None or running_var is None:
+        raise ValueError(
+            f"{op}: without running statistics there is nothing to evaluate with; pass them or training=True"
+        )
+    else:
+        statistics = (running_mean, running_var)
+    return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=mask, gain=gain,
+                        statistics=statistics, running=running, group=group)[0]  # fmt: skip
 
 
 def check_batch(op: str, x: Tensor, channels: int, group: Any) -> None:
@@ -459,10 +514,11 @@ def instance_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) per sample and channel over its real positions; see :class:`normlab.InstanceNorm`."""
-    channel = _check_columns("instance_norm", x, channel_dim, weight=weight, bias=bias)
-    real = as_mask("instance_norm", x, _positions(x, channel), mask, lengths)
-    return _column_norm("instance_norm", x, weight, bias, eps, groups=x.shape[channel], pooled=False,
-                        channel_dim=channel, mask=real, gain=gain)[0]  # fmt: skip
+    channel = _check_columns("instance_norm", x, channel_dim, weight, bias)
+    if mask is not None or lengths is not None:
+        mask = as_mask("instance_norm", x, positions(x, channel), mask, lengths)
+    return _column_norm("instance_norm", x, weight, bias, eps, groups=x.shape[channel], pooled=False, channel=channel,
+                        mask=mask, gain=gain)[0]  # fmt: skip
 
 
 def group_norm(
@@ -478,11 +534,12 @@ def group_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) per sample and group of channels; see :class:`normlab.GroupNorm`."""
-    channel = _check_columns("group_norm", x, channel_dim, weight=weight, bias=bias)
+    channel = _check_columns("group_norm", x, channel_dim, weight, bias)
     check_groups(num_groups, x.shape[channel])
-    real = as_mask("group_norm", x, _positions(x, channel), mask, lengths)
-    return _column_norm("group_norm", x, weight, bias, eps, groups=num_groups, pooled=False, channel_dim=channel,
-                        mask=real, gain=gain)[0]  # fmt: skip
+    if mask is not None or lengths is not None:
+        mask = as_mask("group_norm", x, positions(x, channel), mask, lengths)
+    return _column_norm("group_norm", x, weight, bias, eps, groups=num_groups, pooled=False, channel=channel,
+                        mask=mask, gain=gain)[0]  # fmt: skip
 
 
 def check_groups(num_groups: int, channels: int) -> None:
@@ -514,20 +571,22 @@ def power_norm(
     In training ``running_psi2`` and ``step`` are updated at once and ``nu`` when the gradient arrives.
     """
     op = "power_norm"
-    channel = _check_columns(op, x, channel_dim, weight=weight, bias=bias, running_psi2=running_psi2, nu=nu)
-    real = as_mask(op, x, _positions(x, channel), mask, lengths)
+    channel = _check_columns(op, x, channel_dim, weight, bias, running_psi2=running_psi2, nu=nu)
+    real = as_mask(op, x, positions(x, channel), mask, lengths)
     channels = x.shape[channel]
     if not training:
-        statistics = (torch.zeros_like(running_psi2)[None], running_psi2[None])
-        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel, mask=real,
+        statistics = (torch.zeros_like(running_psi2), running_psi2)
+        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                             centered=False, statistics=statistics)[0]  # fmt: skip
     if bias is not None and weight is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
     route = _route(op, x)
     warmup = warmup_steps if running else 2**62
     if not running:
-        y, _, batch, count = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel_dim=channel,
-                                          mask=real, centered=False, group=group)  # fmt: skip
+        y, found = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
+                                centered=False, group=group, want_statistics=True)  # fmt: skip
+        assert found is not None
+        _, batch, count = found
     elif _in_transform():
         raise TransformUnsupported(
             "PowerNorm's running form updates its state in backward, which functional transforms cannot see; "

@@ -75,7 +75,9 @@ def moments(
     total = all_sum or (lambda t: t)
     if mask is None:
         ones = math.prod(x.shape[a] for a in axes)
-        count = torch.full([1 if a in axes else n for a, n in enumerate(x.shape)], float(ones), dtype=x.dtype, device=x.device)
+        count = torch.full(
+            [1 if a in axes else n for a, n in enumerate(x.shape)], float(ones), dtype=x.dtype, device=x.device
+        )
     else:
         count = mask.expand(x.shape).to(x.dtype).sum(axes, keepdim=True)
         x = torch.where(mask, x, 0)
@@ -240,9 +242,7 @@ def power_backward(
     return dx.to(x.dtype), sums
 
 
-def power_step(
-    along: Tensor, square: Tensor, batch_square: Tensor, nu: Tensor, *, alpha: float, eps: float
-) -> Tensor:
+def power_step(along: Tensor, square: Tensor, batch_square: Tensor, nu: Tensor, *, alpha: float, eps: float) -> Tensor:
     """The new nu: nu + (1 - alpha) * mean(X' * xhat) with X' = weight * grad - nu * xhat, i.e.
     nu + (1 - alpha) * (mean(weight * grad * xhat) - nu * mean(xhat^2)).  ``along`` is the first mean."""
     return nu + (1 - alpha) * (along - nu * batch_square / (square + eps))

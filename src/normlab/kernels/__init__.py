@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from . import cpu
+from ..errors import KernelUnavailable
 from .selection import OPS, check_request, choose
 
 _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))
@@ -32,4 +33,4 @@ def use_kernel(name: str) -> Iterator[None]:
         _request = before
 
 
-__all__ = ["OPS", "choose", "cpu", "current_request", "use_kernel"]
+__all__ = ["OPS", "KernelUnavailable", "choose", "cpu", "current_request", "use_kernel"]

@@ -59,7 +59,7 @@ def row_forward(
     width = x.shape[-1]
     rows = x.numel() // width
     x, step = as_rows(x)
-    y = torch.empty(x.shape, dtype=x.dtype)
+    y = torch.empty_like(x) if step == width else torch.empty(x.shape, dtype=x.dtype)
     statistics = torch.empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
     first = statistics.data_ptr()
     native.row_forward(
@@ -79,7 +79,7 @@ def row_backward(
     rows = x.numel() // width
     x, step = as_rows(x)
     grad = grad.contiguous()
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    dx = torch.empty_like(grad)
     first = statistics.data_ptr()
     native.row_backward(
         rows, width, step, partial, CODES[x.dtype], _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype],
@@ -135,54 +135,63 @@ def residual_backward(
     return dx, dbranch
 
 
-def column_statistics(layout: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty (mean, square, count) for this layout."""
+# Statistics of a column norm: one flat float64 tensor, [mean (sets * groups) | mean square (sets * groups) | count (sets)].
+# ``layout`` is (segments, rows, channels, groups, planes, pooled), as in csrc/kernels.h.
+
+
+def column_statistics(layout: tuple[int, ...]) -> Tensor:
+    segments, _, _, groups, _, pooled = layout
+    return torch.empty((1 if pooled else segments) * (2 * groups + 1), dtype=torch.float64)
+
+
+def split_statistics(statistics: Tensor, layout: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of mean (sets, groups), mean square (sets, groups) and count (sets)."""
     segments, _, _, groups, _, pooled = layout
     sets = 1 if pooled else segments
-    buffer = torch.empty(2, sets, groups, dtype=torch.float64)
-    return buffer[0], buffer[1], torch.empty(sets, dtype=torch.float64)
+    mean, square, count = statistics.split([sets * groups, sets * groups, sets])
+    return mean.view(sets, groups), square.view(sets, groups), count
 
 
 def column_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, eps: float, offset: bool,
-    centered: bool, given: bool, layout: tuple[int, ...], mean: Tensor, square: Tensor, count: Tensor,
-    moments_only: bool = False,
+    centered: bool, given: bool, layout: tuple[int, ...], statistics: Tensor, *, moments_only: bool = False,
+    running: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """y. ``mean``, ``square`` and ``count`` are written, or read when ``given``."""
+    """y. ``statistics`` are written, or read when ``given``; ``running`` (mean, variance, factor) is moved towards them."""
     y = None if moments_only else torch.empty_like(x)
+    mean = statistics.data_ptr()
+    step = 8 * layout[3] * (1 if layout[5] else layout[0])
+    running_mean, running_var, factor = running if running is not None else (None, None, 0.0)
     native.column_forward(
         *layout, centered, given, CODES[x.dtype], _parameter_code(weight, bias), eps, offset, torch.get_num_threads(),
-        _address(mask), _address(weight), _address(bias), x.data_ptr(), mean.data_ptr(), square.data_ptr(),
-        count.data_ptr(), _address(y),
+        _address(mask), _address(weight), _address(bias), x.data_ptr(), mean, mean + step, mean + 2 * step, _address(y),
+        _address(running_mean), _address(running_var), 0 if running_mean is None else CODES[running_mean.dtype], factor,
     )  # fmt: skip
     return y
 
 
 def column_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, mean: Tensor, square: Tensor, count: Tensor,
-    eps: float, offset: bool, centered: bool, given: bool, layout: tuple[int, ...], dweight: Tensor | None,
-    dbias: Tensor | None, *, sums: Tensor | None = None, take_sums: bool = True, apply: bool = True,
-    coefficients: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor]:  # fmt: skip
-    """dx and the sums (2, sets, channels) of grad and grad * xhat.
-
-    The two stages can be run apart (``take_sums``, ``apply``) with an exchange between processes in the middle;
-    ``coefficients`` (3, sets, channels) replaces the derived dx = c[0] * grad + c[1] * xhat + c[2].
-    """
-    segments, _, channels, _, _, pooled = layout
-    if sums is None:
-        sums = torch.empty(2, 1 if pooled else segments, channels, dtype=torch.float64)
-    dx = torch.empty_like(x) if apply else None
-    step = 8 * sums[0].numel()
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, eps: float, offset: bool,
+    centered: bool, given: bool, layout: tuple[int, ...], dweight: Tensor | None, dbias: Tensor | None, *,
+    sums: Tensor | None = None, stage: str = "both", coefficients: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """dx. The stages "sums" and "apply" can be run apart, with an exchange between processes in the middle:
+    ``sums`` (2, sets, channels) of grad and grad * xhat is what they hand over. ``coefficients`` (3, sets, channels)
+    replaces the derived dx = c[0] * grad + c[1] * xhat + c[2]."""
+    dx = None if stage == "sums" else torch.empty_like(x)
+    mean = statistics.data_ptr()
+    sets = 1 if layout[5] else layout[0]
+    step, wide = 8 * layout[3] * sets, 8 * layout[2] * sets
     first = 0 if coefficients is None else coefficients.data_ptr()
+    total = 0 if sums is None else sums.data_ptr()
     native.column_backward(
         *layout, centered, given, CODES[x.dtype],
         _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], eps, offset,
-        torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean.data_ptr(), square.data_ptr(),
-        count.data_ptr(), grad.data_ptr(), sums.data_ptr(), sums.data_ptr() + step, take_sums, apply, first,
-        first and first + step, first and first + 2 * step, _address(dx), _address(dweight), _address(dbias),
+        torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean, mean + step, mean + 2 * step,
+        grad.data_ptr(), total, total and total + wide, stage != "apply", stage != "sums", first,
+        first and first + wide, first and first + 2 * wide, _address(dx), _address(dweight), _address(dbias),
     )  # fmt: skip
-    return dx, sums
+    return dx
 
 
 def pointwise_forward(

@@ -1,0 +1,205 @@
+"""The command line: parses, calls, prints. No logic."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+
+EXAMPLES = """examples:
+  normlab list                      norms with formula, paper and what shares a statistic
+  normlab doctor                    kernels, threads, allocator advice for this machine
+  normlab bench --quick             verify, then compare with torch (half a minute)
+  normlab bench --json bench.json   the full comparison (ten minutes)
+  normlab numerics                  largest errors against float64
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="normlab", description="A normalization workbench for Transformers.", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"normlab {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, help: str, example: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help, description=help, epilog=f"example: {example}")
+
+    lister = verb("list", "List the norms with formula and paper.", "normlab list --json")
+    lister.add_argument("--json", action="store_true", help="print JSON")
+
+    doctor = verb("doctor", "Say what runs on this machine and why.", "normlab doctor")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument("--no-allocator", action="store_true", help="skip the allocator measurement (a few seconds)")
+
+    bench = verb(
+        "bench", "Verify, then compare with torch, torch.compile and the memory limit.", "normlab bench --quick"
+    )
+    bench.add_argument("--quick", action="store_true", help="two shapes, no torch.compile, about half a minute")
+    bench.add_argument("--threads", type=int, default=None, help="threads for both sides (default: torch's)")
+    bench.add_argument("--seconds", type=float, default=1.0, help="time per comparison (default 1)")
+    bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+
+    numerics = verb(
+        "numerics", "Largest errors against float64, for normlab, torch and onnxruntime.", "normlab numerics"
+    )
+    numerics.add_argument("--write", type=Path, metavar="DOCS", help="put the table into DOCS/en and DOCS/zh")
+    return parser
+
+
+def show_list(args: argparse.Namespace) -> int:
+    from . import NORMS
+
+    rows = [
+        {
+            "name": n,
+            "layer": f.layer.__name__,
+            "formula": f.formula,
+            "shares": f.shares,
+            "paper": f"arXiv {f.paper}",
+            "year": f.year,
+        }
+        for n, f in NORMS.items()
+    ]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    _table(
+        "norms",
+        ["name", "layer", "formula", "statistic over", "paper", "year"],
+        [[str(v) for v in r.values()] for r in rows],
+    )
+    return 0
+
+
+def show_doctor(args: argparse.Namespace) -> int:
+    from . import doctor
+
+    facts = doctor.examine(measure_allocator=not args.no_allocator)
+    if args.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    isas = ", ".join(f"{name}{'' if has else ' (not on this machine)'}" for name, has in facts["isas"].items())
+    pools = len(facts["thread_pools"])
+    lines = [
+        ("device", facts["device"]),
+        ("torch", f"{facts['torch']}, Python {facts['python']}"),
+        ("native kernels", f"yes, instruction set {facts['isa']}" if facts["native"] else f"NO: {facts['native_missing']}; every op runs on the reference formulas"),
+        ("in this build", isas or "none"),
+        ("threads", f"{facts['threads']}" + ("" if facts["openmp"] else " (kernels were built without OpenMP: they use one)")),
+        ("thread pools", "one, shared with torch" if pools == 1 else f"{pools}: {', '.join(facts['thread_pools'])}"),
+        ("kernel request", facts["request"]),
+    ]  # fmt: skip
+    _table("normlab doctor", ["", ""], [list(line) for line in lines])
+    _table("kernel per op", ["op", "kernel", "why"], [[op, *choice] for op, choice in facts["kernels"].items()])
+    if facts["allocator"]:
+        rows = [
+            [t["setting"], "-" if t["fresh_over_reused"] is None else f"{t['fresh_over_reused']:.2f}x", t["note"]]
+            for t in facts["allocator"]
+        ]
+        _table("128 MiB written to fresh memory, relative to reused memory", ["setting", "cost", ""], rows)
+    print(facts["allocator_advice"])
+    return 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    import torch
+
+    from . import bench
+
+    if args.threads is not None:
+        if args.threads < 1:
+            print(f"normlab bench: --threads must be at least 1, got {args.threads}", file=sys.stderr)
+            return 2
+        torch.set_num_threads(args.threads)
+    try:
+        result = bench.run(
+            args.quick,
+            args.seconds,
+            not args.no_compile,
+            progress=lambda text: print(f"... {text}", file=sys.stderr, flush=True),
+        )
+    except RuntimeError as error:
+        print(f"normlab bench: {error}", file=sys.stderr)
+        return 1
+    facts = result["machine"]
+    print(
+        f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, torch {facts['torch']}, normlab {facts['normlab']}"
+    )
+    rows = []
+    for r in result["rows"]:
+        ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in r.ratios.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in r.share_of_limit.items())
+        ours = f"{r.sides['ours'] * 1e6:.0f} us" if "ours" in r.sides else ""
+        rows.append([r.family, r.case, "x".join(map(str, r.shape)), r.dtype, ours, ratios, shares])
+    _table("time of the other side / ours (more than 1x: ours is faster)",
+           ["norm", "what", "shape", "dtype", "ours", "ratio", "share of the copy limit"], rows)  # fmt: skip
+    verified = result["verified"]
+    print(
+        f"verified first: {len(verified)} norm x dtype pairs, worst {max(v[2] / v[3] for v in verified):.0%} of the error allowed"
+    )
+    goals = [
+        [
+            g.what,
+            f"{g.measured:.3g}{g.unit}",
+            f"{'<=' if g.at_most else '>='} {g.target:.3g}{g.unit}",
+            "yes" if g.met else "NO",
+        ]
+        for g in result["goals"]
+    ]
+    _table("goals" + (" (quick run: fewer shapes)" if args.quick else ""), ["what", "measured", "reach", "met"], goals)
+    if args.json:
+        bench.write_json(result, args.json)
+        print(f"written to {args.json}")
+    return 0
+
+
+def run_numerics(args: argparse.Namespace) -> int:
+    from . import numerics
+
+    lines = numerics.table()
+    if args.write is None:
+        print(numerics.markdown(lines))
+        return 0
+    for language, header in (("en", ("input", "norm")), ("zh", ("输入", "归一化"))):
+        page = args.write / language / "numerics.md"
+        text = page.read_text(encoding="utf-8")
+        begin, end = "<!-- table: make numerics -->\n", "<!-- end of table -->"
+        before, rest = text.split(begin)
+        page.write_text(
+            before + begin + numerics.markdown(lines, header) + "\n" + end + rest.split(end)[1], encoding="utf-8"
+        )
+        print(f"wrote {page}")
+    return 0
+
+
+def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+VERBS: dict[str, Any] = {"list": show_list, "doctor": show_doctor, "bench": run_bench, "numerics": run_numerics}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    return VERBS[args.verb](args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
