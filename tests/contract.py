@@ -79,10 +79,7 @@ def straight_gradient(name, layer, x, grad, mask=None, channel_dim=-1):
     count = sums(torch.ones_like(values)).clamp(min=1)
     mean = sums(values) / count if name not in ("rms", "scale", "power") else torch.zeros_like(count)
     square = sums((values - mean[labels]) ** 2) / count
-    if name == "scale":
-        deviation = (square * count).sqrt().clamp(min=layer.eps)
-    else:
-        deviation = (square + layer.eps).sqrt()
+    deviation = (square * count).sqrt().clamp(min=layer.eps) if name == "scale" else (square + layer.eps).sqrt()
     return (gain * grad.double().flatten()[real].abs() / deviation[labels]).max()
 
 

@@ -66,7 +66,7 @@ class RowNorm(Function):
             return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 6)
         dweight = torch.empty_like(weight) if needs[1] else None
         dbias = torch.empty(x.shape[-1], dtype=ctx.bias) if needs[2] else None
-        dx = cpu.row_backward(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias)
+        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
         return dx, dweight, dbias, None, None, None, None, None, None
 
 
@@ -100,7 +100,7 @@ class ResidualNorm(Function):
             return (*replay(formula, (x, branch, weight, bias), needs[:4], both), *[None] * 9)
         dweight, dbias = _like(weight, needs[2]), _like(bias, needs[3])
         dx, dbranch = cpu.residual_backward(
-            grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, dweight, dbias
+            grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *ctx.facts
         )
         return dx, dbranch, dweight, dbias, *[None] * 9
 
@@ -194,18 +194,19 @@ class ColumnNorm(Function):
         grad = in_layout_of(x, grad)
         dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
         if synced:
-            dx = synced_gradient(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias, ctx.group)
+            dx = synced_gradient(ctx.group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
         else:
-            dx = cpu.column_backward(grad, x, weight, mask, statistics, *ctx.facts, dweight, dbias)
+            dx = cpu.column_backward(grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
         return dx, dweight, dbias, *[None] * 10
 
 
 def synced_gradient(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, eps: float, offset: bool,
-    centered: bool, known: bool, layout: tuple[int, ...], dweight: Tensor | None, dbias: Tensor | None, group: Any,
+    group: Any, grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor,
+    dweight: Tensor | None, dbias: Tensor | None, eps: float, offset: bool, centered: bool, known: bool,
+    layout: tuple[int, ...],
 ) -> Tensor | None:  # fmt: skip
     """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
-    args = (grad, x, weight, mask, statistics, eps, offset, centered, known, layout, None, None)
+    args = (grad, x, weight, mask, statistics, None, None, eps, offset, centered, known, layout)
     sums = torch.empty(2, 1, layout[2], dtype=torch.float64)
     cpu.column_backward(*args, sums=sums, stage="sums")
     if dweight is not None:
@@ -313,7 +314,7 @@ def power_gradient(
         )
     else:
         grad = in_layout_of(x, grad)
-        args = (grad, x, weight, mask, _without_mean(used, count), eps, False, False, True, layout, None, None)
+        args = (grad, x, weight, mask, _without_mean(used, count), None, None, eps, False, False, True, layout)
         sums = torch.empty(2, channels, dtype=torch.float64)
         cpu.column_backward(*args, sums=sums, stage="sums")
     total = sums

@@ -51,7 +51,7 @@ def row_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     size = 1 if mode == 2 else x.shape[-1]
     dweight, dbias = (x.new_empty(size, dtype=parameter_dtype) if p else None for p in parameters)
-    dx = cpu.row_backward(grad, x, weight, mask, statistics, mode, eps, partial, offset, round_first, dweight, dbias)
+    dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, mode, eps, partial, offset, round_first)
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
@@ -116,22 +116,9 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (stream.new_empty(stream.shape[-1], dtype=parameter_dtype) if p else None for p in parameters)
     dx, dbranch = cpu.residual_backward(
-        grad,
-        grad_stream,
-        stream,
-        weight,
-        mask,
-        statistics,
-        mode,
-        eps,
-        offset,
-        round_first,
-        alpha,
-        drop,
-        int(seed),
-        dweight,
-        dbias,
-    )
+        grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, mode, eps, offset, round_first, alpha,
+        drop, int(seed),
+    )  # fmt: skip
     return dx, stream.new_empty(0) if dbranch is dx else dbranch, _or_empty(dweight, stream), _or_empty(dbias, stream)
 
 
@@ -183,14 +170,13 @@ def column_norm(
     square: Tensor | None, eps: float, offset: bool, centered: bool, layout: Sequence[int], channel: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     where = _as_layout(layout)
-    given = mean is not None and square is not None
-    statistics = (
-        _flat(mean, square, torch.zeros(_sets(layout), dtype=torch.float64)) if given else cpu.column_statistics(where)
-    )
+    given = mean is not None
+    statistics = cpu.column_statistics(where)
+    if mean is not None and square is not None:
+        statistics = _flat(mean, square, torch.zeros(_sets(layout), dtype=torch.float64))
     y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, statistics)
-    assert y is not None
-    mean, square, count = (t.clone() for t in cpu.split_statistics(statistics, where))
-    return y, mean, square, count
+    found = cpu.split_statistics(statistics, where)
+    return y, found[0].clone(), found[1].clone(), found[2].clone()
 
 
 def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
@@ -217,10 +203,9 @@ def column_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (x.new_empty(layout[2], dtype=parameter_dtype) if p else None for p in parameters)
     dx = cpu.column_backward(
-        eager.in_layout_of(x, grad), x, weight, mask, _flat(mean, square, count), eps, offset, centered, given,
-        _as_layout(layout), dweight, dbias,
+        eager.in_layout_of(x, grad), x, weight, mask, _flat(mean, square, count), dweight, dbias, eps, offset, centered,
+        given, _as_layout(layout),
     )  # fmt: skip
-    assert dx is not None
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
@@ -371,10 +356,11 @@ pointwise.register_autograd(_pointwise_backward, setup_context=_pointwise_setup)
 def _per_sample(op: Callable[..., Any]) -> Callable[..., Any]:
     """A vmap rule that calls the op once per element of the mapped axis and stacks the results."""
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         results = []
         for i in range(info.batch_size):
-            results.append(op(*(a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))))
+            picked = (a.select(d, i) if isinstance(d, int) else a for a, d in zip(args, in_dims, strict=True))
+            results.append(op(*picked))
         if isinstance(results[0], Tensor):
             return torch.stack(results), 0
         return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
@@ -382,14 +368,6 @@ def _per_sample(op: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-def _flat_dims(in_dims: Any) -> tuple[int | None, ...]:
-    return tuple(d if isinstance(d, int) else None for d in in_dims)
-
-
 for _op in (row_norm, row_norm_backward, residual_norm, residual_norm_backward, column_norm, column_norm_backward,
             pointwise, pointwise_backward):  # fmt: skip
-
-    def _rule(info: Any, in_dims: Any, *args: Any, _inner: Any = _per_sample(_op)) -> Any:
-        return _inner(info, _flat_dims(in_dims), *args)
-
-    _op.register_vmap(_rule)
+    _op.register_vmap(_per_sample(_op))

@@ -8,7 +8,6 @@ padding never enters a statistic and comes out as zero. NORMS lists them all.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +51,7 @@ class _Norm(nn.Module):
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or any(n < 1 for n in shape):
         raise ValueError(f"normalized_shape must name at least one axis of at least one value, got {shape}")
     return shape
@@ -323,7 +322,8 @@ class BatchNorm(_RunningNorm):
         factor = self._factor() if self.training and (x.numel() > 0 or group is not None) else 0.0
         if self.ghost_size is not None and self.training:
             return self._ghost(x, mask, factor)
-        weight, bias = self.weight, self.bias
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
         if self.renorm is not None and self.training:
             weight, bias = self._renormalized(x, mask)
         gain = "direct" if weight is not self.weight else self.gain
@@ -337,22 +337,11 @@ class BatchNorm(_RunningNorm):
         masks = [None] * len(parts) if mask is None else list(mask.split(self.ghost_size))
         for part in parts:
             ops.check_batch(f"BatchNorm(ghost_size={self.ghost_size})", part, self.num_features, None)
-        out = [
-            ops.batch_norm(
-                part,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                True,
-                factor,
-                self.eps,
-                channel_dim=self.channel_dim,
-                gain=self.gain,
-                mask=m,
-            )  # fmt: skip
-            for part, m in zip(parts, masks, strict=True)
-        ]
+        out = []
+        for part, m in zip(parts, masks, strict=True):
+            y = ops.batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, factor,
+                               self.eps, channel_dim=self.channel_dim, gain=self.gain, mask=m)  # fmt: skip
+            out.append(y)
         return torch.cat(out)
 
     def _renormalized(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

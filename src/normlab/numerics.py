@@ -39,7 +39,7 @@ def _onnx_session(norm: str, width: int) -> Any:
     """An onnxruntime session of one normalization node, or None where onnx or onnxruntime is not installed."""
     try:
         import onnx
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-untyped]
         from onnx import TensorProto, helper
     except ImportError:
         return None

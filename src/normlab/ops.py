@@ -599,9 +599,9 @@ def power_norm(
         y, batch, count, _, _ = graph.power_norm(dense, weight, bias, real, running_psi2.clone(), nu, step.clone(),
                                                  warmup, alpha_backward, eps, list(layout), channel)  # fmt: skip
     else:
-        dense, layout = _layout(x, channel, channels, True) if route == "eager" else (x, None)
-        y, batch, count = eager.PowerNorm.apply(dense, weight, bias, real, running_psi2, nu, step, warmup,
-                                                alpha_backward, eps, layout, channel, group)  # fmt: skip
+        seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
+        y, batch, count = eager.PowerNorm.apply(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
+                                                alpha_backward, eps, seen[1], channel, group)  # fmt: skip
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
         share = torch.where(step < warmup, 1.0 / (step + 1), 1.0 - alpha_forward).to(running_psi2.dtype)

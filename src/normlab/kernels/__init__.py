@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import cpu
 from ..errors import KernelUnavailable
+from . import cpu
 from .selection import OPS, check_request, choose
 
 _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))

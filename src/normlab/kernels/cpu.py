@@ -6,6 +6,7 @@ native kernels, or is None. NORMLAB_ISA (avx512, avx2, baseline) forces an instr
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -16,13 +17,12 @@ native: Any = None
 missing: str | None = None
 try:
     # torch was imported above, so its OpenMP runtime is the one _native finds: one thread pool for both.
-    from . import _native as native
+    native = importlib.import_module("._native", __package__)
 except ImportError as error:
     try:
-        from ._native_missing import reason  # written by a build that found no compiler
+        missing = importlib.import_module("._native_missing", __package__).reason  # a build that found no compiler
     except ImportError:
-        reason = f"the extension did not load ({error})"
-    missing = reason
+        missing = f"the extension did not load ({error})"
 if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
 
@@ -71,8 +71,8 @@ def row_forward(
 
 
 def row_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, mode: int, eps: float,
-    partial: int, offset: bool, round_first: bool, dweight: Tensor | None, dbias: Tensor | None,
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, dweight: Tensor | None,
+    dbias: Tensor | None, mode: int, eps: float, partial: int, offset: bool, round_first: bool,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of the parameters are written into the tensors given for them."""
     width = x.shape[-1]
@@ -113,8 +113,8 @@ def residual_forward(
 
 def residual_backward(
     grad: Tensor, grad_stream: Tensor | None, stream: Tensor, weight: Tensor | None, mask: Tensor | None,
-    statistics: Tensor, mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
-    dweight: Tensor | None, dbias: Tensor | None,
+    statistics: Tensor, dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, offset: bool,
+    round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and dbranch: one and the same tensor when alpha is 1 and nothing is dropped."""
     width = stream.shape[-1]
@@ -156,7 +156,7 @@ def column_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, eps: float, offset: bool,
     centered: bool, given: bool, layout: tuple[int, ...], statistics: Tensor, *, moments_only: bool = False,
     running: tuple[Tensor, Tensor, float] | None = None,
-) -> Tensor | None:  # fmt: skip
+) -> Any:  # fmt: skip
     """y. ``statistics`` are written, or read when ``given``; ``running`` (mean, variance, factor) is moved towards them."""
     y = None if moments_only else torch.empty_like(x)
     mean = statistics.data_ptr()
@@ -171,10 +171,10 @@ def column_forward(
 
 
 def column_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, eps: float, offset: bool,
-    centered: bool, given: bool, layout: tuple[int, ...], dweight: Tensor | None, dbias: Tensor | None, *,
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, dweight: Tensor | None,
+    dbias: Tensor | None, eps: float, offset: bool, centered: bool, given: bool, layout: tuple[int, ...], *,
     sums: Tensor | None = None, stage: str = "both", coefficients: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
+) -> Any:  # fmt: skip
     """dx. The stages "sums" and "apply" can be run apart, with an exchange between processes in the middle:
     ``sums`` (2, sets, channels) of grad and grad * xhat is what they hand over. ``coefficients`` (3, sets, channels)
     replaces the derived dx = c[0] * grad + c[1] * xhat + c[2]."""
