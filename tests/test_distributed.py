@@ -185,11 +185,13 @@ SITUATIONS: dict[str, tuple[list[int], list[str] | None]] = {
     "one-token": ([2, 3], ["one", "none"]),
     "one-value-each": ([1, 1], ["one", "one"]),
 }
+THREE = ([2, 3, 5], ["some", "none", "some"])
 
 
-def situation(name: str, dtype: torch.dtype) -> list[list[tuple[Tensor, Tensor | None, Tensor]]]:
+def situation(
+    samples: list[int], kinds: list[str] | None, dtype: torch.dtype
+) -> list[list[tuple[Tensor, Tensor | None, Tensor]]]:
     """Batches of every step, for every rank."""
-    samples, kinds = SITUATIONS[name]
     ranks: list[list[tuple[Tensor, Tensor | None, Tensor]]] = [[] for _ in samples]
     for step in range(STEPS):
         for rank, n in enumerate(samples):
@@ -271,15 +273,14 @@ def test_two_processes_are_one(
             "one or two real cells in all: terms cancel in BatchNorm's gradient and little but rounding is left"
         )
     torch.manual_seed(len(build) * 101 + len(name))
-    assert_synced(world(2), build, kernel, dtype, situation(name, dtype))
+    assert_synced(world(2), build, kernel, dtype, situation(*SITUATIONS[name], dtype))
 
 
 @pytest.mark.parametrize("build", ["batch", "power-per-batch", "power-running"])
 def test_three_processes_are_one(world: Callable[[int], World], kernel: str, build: str) -> None:
     """The one in the middle has nothing but padding."""
     torch.manual_seed(5)
-    SITUATIONS["three"] = ([2, 3, 5], ["some", "none", "some"])
-    assert_synced(world(3), build, kernel, torch.float64, situation("three", torch.float64))
+    assert_synced(world(3), build, kernel, torch.float64, situation(*THREE, torch.float64))
 
 
 def subgroup_steps(rank: int, payload: dict[str, Any]) -> dict[str, Any]:

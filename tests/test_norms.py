@@ -139,6 +139,51 @@ def pairs(ours: nn.Module, theirs: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return [(p, named[name]) for name, p in ours.named_parameters()]
 
 
+# Every norm of NORMS, with the options that change its path; test_tables_cover_every_norm holds it to that.
+BUILD: dict[str, list[tuple[str, Callable[[], nn.Module]]]] = {
+    "layer": [("", lambda: normlab.LayerNorm(FEATURES))],
+    "rms": [
+        ("", lambda: normlab.RMSNorm(FEATURES, eps=1e-6)),
+        ("partial", lambda: normlab.RMSNorm(FEATURES, eps=1e-6, partial=0.4, bias=True)),
+    ],
+    "scale": [("", lambda: normlab.ScaleNorm(FEATURES))],
+    "batch": [
+        ("", lambda: normlab.BatchNorm(FEATURES)),
+        ("image", lambda: normlab.BatchNorm(FEATURES, channel_dim=1)),
+        ("average", lambda: normlab.BatchNorm(FEATURES, momentum=None)),
+        ("untracked", lambda: normlab.BatchNorm(FEATURES, track_running_stats=False)),
+        ("ghost", lambda: normlab.BatchNorm(FEATURES, ghost_size=2)),
+        ("renorm", lambda: normlab.BatchNorm(FEATURES, renorm=(1.5, 0.5))),
+    ],
+    "instance": [
+        ("", lambda: normlab.InstanceNorm(FEATURES, affine=True)),
+        ("image", lambda: normlab.InstanceNorm(FEATURES, affine=True, track_running_stats=True, channel_dim=1)),
+        ("tracked", lambda: normlab.InstanceNorm(FEATURES, affine=True, track_running_stats=True)),
+    ],
+    "group": [
+        ("", lambda: normlab.GroupNorm(3, FEATURES)),
+        ("image", lambda: normlab.GroupNorm(7, FEATURES, channel_dim=1)),
+    ],
+    "power": [
+        ("", lambda: normlab.PowerNorm(FEATURES)),
+        ("image", lambda: normlab.PowerNorm(FEATURES, channel_dim=1, warmup_steps=1)),
+        ("running", lambda: normlab.PowerNorm(FEATURES, warmup_steps=0)),
+        ("per-batch", lambda: normlab.PowerNorm(FEATURES, running=False)),
+        ("grouped", lambda: normlab.PowerNorm(FEATURES, warmup_steps=2, group_scaling=3)),
+    ],
+    "dyt": [("", lambda: normlab.DyT(FEATURES))],
+    "derf": [("", lambda: normlab.Derf(FEATURES, shift_init=0.2))],
+}
+
+
+def all_builds() -> list[Any]:
+    return [
+        pytest.param(build, id=f"{name}-{label}" if label else name)
+        for name, builds in BUILD.items()
+        for label, build in builds
+    ]
+
+
 # ---- drop-ins for torch.nn -------------------------------------------------------------------------------------------
 
 BATCH = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -483,7 +528,7 @@ def test_cells_that_share_a_statistic_are_those_the_gradient_couples(name: str) 
     assert torch.equal(coupled, labels[:, None] == labels[None, :])
 
 
-def test_cells_cover_every_norm() -> None:
+def test_tables_cover_every_norm() -> None:
     assert {c.split("-")[0] for c in CELLS} == set(normlab.NORMS) == set(BUILD)
     for name, facts in normlab.NORMS.items():
         assert all(isinstance(build(), facts.layer) for _, build in BUILD[name])
@@ -687,51 +732,6 @@ def test_last_ghost_batch_of_one_value_is_an_error_before_anything_moves(kernel:
 
 
 EMPTY = [(0, 5, FEATURES), (3, 0, FEATURES)]
-
-
-def all_builds() -> list[Any]:
-    return [
-        pytest.param(build, id=f"{name}-{label}" if label else name)
-        for name, builds in BUILD.items()
-        for label, build in builds
-    ]
-
-
-# A table for the contract: every norm of NORMS, with the options that change its path. Filled here, checked above.
-BUILD: dict[str, list[tuple[str, Callable[[], nn.Module]]]] = {
-    "layer": [("", lambda: normlab.LayerNorm(FEATURES))],
-    "rms": [
-        ("", lambda: normlab.RMSNorm(FEATURES, eps=1e-6)),
-        ("partial", lambda: normlab.RMSNorm(FEATURES, eps=1e-6, partial=0.4, bias=True)),
-    ],
-    "scale": [("", lambda: normlab.ScaleNorm(FEATURES))],
-    "batch": [
-        ("", lambda: normlab.BatchNorm(FEATURES)),
-        ("image", lambda: normlab.BatchNorm(FEATURES, channel_dim=1)),
-        ("average", lambda: normlab.BatchNorm(FEATURES, momentum=None)),
-        ("untracked", lambda: normlab.BatchNorm(FEATURES, track_running_stats=False)),
-        ("ghost", lambda: normlab.BatchNorm(FEATURES, ghost_size=2)),
-        ("renorm", lambda: normlab.BatchNorm(FEATURES, renorm=(1.5, 0.5))),
-    ],
-    "instance": [
-        ("", lambda: normlab.InstanceNorm(FEATURES, affine=True)),
-        ("image", lambda: normlab.InstanceNorm(FEATURES, affine=True, track_running_stats=True, channel_dim=1)),
-        ("tracked", lambda: normlab.InstanceNorm(FEATURES, affine=True, track_running_stats=True)),
-    ],
-    "group": [
-        ("", lambda: normlab.GroupNorm(3, FEATURES)),
-        ("image", lambda: normlab.GroupNorm(7, FEATURES, channel_dim=1)),
-    ],
-    "power": [
-        ("", lambda: normlab.PowerNorm(FEATURES)),
-        ("image", lambda: normlab.PowerNorm(FEATURES, channel_dim=1, warmup_steps=1)),
-        ("running", lambda: normlab.PowerNorm(FEATURES, warmup_steps=0)),
-        ("per-batch", lambda: normlab.PowerNorm(FEATURES, running=False)),
-        ("grouped", lambda: normlab.PowerNorm(FEATURES, warmup_steps=2, group_scaling=3)),
-    ],
-    "dyt": [("", lambda: normlab.DyT(FEATURES))],
-    "derf": [("", lambda: normlab.Derf(FEATURES, shift_init=0.2))],
-}
 
 
 @pytest.mark.parametrize("shape", EMPTY, ids=str)

@@ -32,42 +32,42 @@ def replay(
     return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
 
 
-def _stand_in(size: int, dtype: torch.dtype | None) -> Tensor | None:
-    """A bias for a replayed formula: no gradient depends on its value, so it was not saved."""
-    return None if dtype is None else torch.zeros(size, dtype=dtype, requires_grad=True)
-
-
 def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
     return torch.empty_like(t) if wanted and t is not None else None
 
 
 class RowNorm(Function):
+    """``facts`` is (mode, eps, partial, offset gain, round before gain): one argument, because each costs time."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int,
-                eps: float, partial: int, offset: bool, round_first: bool) -> Tensor:  # fmt: skip
-        y, statistics = cpu.row_forward(x, weight, bias, mask, mode, eps, partial, offset, round_first)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...]
+    ) -> Tensor:
+        y, statistics = cpu.row_forward(x, weight, bias, mask, *facts)
         ctx.save_for_backward(x, weight, mask, statistics)
-        ctx.bias = None if bias is None else bias.dtype
-        ctx.facts = (mode, eps, partial, offset, round_first)
+        ctx.facts = facts
+        if bias is not None:
+            ctx.bias_dtype = bias.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask, statistics = ctx.saved_tensors
-        needs = ctx.needs_input_grad
+        _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
             mode, eps, partial, offset, round_first = ctx.facts
-            bias = _stand_in(x.shape[-1], ctx.bias)
+            # No gradient depends on the bias's value, so it was not saved: any will do.
+            bias = torch.zeros(x.shape[-1], dtype=ctx.bias_dtype, requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
-            return (*replay(formula, (x, weight, bias), needs[:3], grad), *[None] * 6)
-        dweight = torch.empty_like(weight) if needs[1] else None
-        dbias = torch.empty(x.shape[-1], dtype=ctx.bias) if needs[2] else None
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
+        dweight = torch.empty_like(weight) if need_weight else None
+        dbias = torch.empty(x.shape[-1], dtype=ctx.bias_dtype) if need_bias else None
         dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
-        return dx, dweight, dbias, None, None, None, None, None, None
+        return dx, dweight, dbias, None, None
 
 
 class ResidualNorm(Function):

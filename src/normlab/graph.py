@@ -41,7 +41,7 @@ def row_norm(
 @row_norm.register_fake
 def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: int, *_: Any) -> tuple[Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
-    return x.new_empty(x.shape), x.new_empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    return x.new_empty(x.shape), x.new_empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
 
 
 @custom_op("normlab::row_norm_backward", mutates_args=())
@@ -105,7 +105,7 @@ def residual_norm(
 @residual_norm.register_fake
 def _(x: Tensor, branch: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: int, *_: Any) -> tuple[Tensor, ...]:
     rows = x.numel() // x.shape[-1]
-    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
 
 
 @custom_op("normlab::residual_norm_backward", mutates_args=())

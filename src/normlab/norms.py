@@ -93,8 +93,9 @@ class LayerNorm(_Norm):
         )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
-        return ops.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps, gain=self.gain,
-                              round_before_gain=self.round_before_gain, mask=mask, lengths=lengths)  # fmt: skip
+        facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)
+        p = self._parameters  # attribute access to a parameter costs half a microsecond
+        return ops.row_norm("LayerNorm", x, self.normalized_shape, p["weight"], p["bias"], facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}"
@@ -138,14 +139,15 @@ class RMSNorm(_Norm):
             )
         self.partial = partial
         width = torch.Size(self.normalized_shape).numel()
-        self._partial_width = None if partial is None else max(1, int(partial * width))
+        self._partial_width = 0 if partial is None else max(1, int(partial * width))
         self._make_parameters(
             self.normalized_shape, _gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
         )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
-        return ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, bias=self.bias, partial=self._partial_width,
-                            gain=self.gain, round_before_gain=self.round_before_gain, mask=mask, lengths=lengths)  # fmt: skip
+        facts = (1, ops.rms_eps(x, self.eps), self._partial_width, self.gain == "offset", self.round_before_gain)
+        p = self._parameters
+        return ops.row_norm("RMSNorm", x, self.normalized_shape, p["weight"], p["bias"], facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as are_transforms_active
+from torch._C import _len_torch_dispatch_stack as dispatch_depth
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from . import eager, graph, kernels, reference
 from .errors import TransformUnsupported, unknown
@@ -21,6 +25,7 @@ from .kernels import cpu
 
 MODES = {"layer": 0, "rms": 1, "scale": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+EPSILONS = {t: torch.finfo(t).eps for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 # ---- routes ----------------------------------------------------------------------------------------------------------
@@ -28,20 +33,22 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def _route(op: str, x: Tensor) -> str:
     """ "eager", "graph" or "reference"."""
-    kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
-    if kernel == "reference":
-        return "reference"
-    if torch.compiler.is_compiling():
+    if type(x) not in PLAIN or not kernels.choose_native(x):
+        if not isinstance(x, Tensor):
+            return "reference"  # the checks will say so
+        kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
+        if kernel == "reference":
+            return "reference"
+        return "reference" if _in_transform() and not is_compiling() else "graph"
+    if is_compiling():
         return "graph"
-    if _in_transform():
+    if are_transforms_active() or forward_ad._current_level >= 0:
         return "reference"
-    if type(x) not in PLAIN or torch._C._len_torch_dispatch_stack() > 0:
-        return "graph"
-    return "eager"
+    return "graph" if dispatch_depth() > 0 else "eager"
 
 
 def _in_transform() -> bool:
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return are_transforms_active() or forward_ad._current_level >= 0
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -109,7 +116,7 @@ def as_mask(
             f"{op}: lengths has shape {tuple(lengths.shape)}, a batch of {positions[0]} needs ({positions[0]},)"
         )
     if (
-        not torch.compiler.is_compiling()
+        not is_compiling()
         and lengths.numel()
         and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]
     ):
@@ -120,55 +127,72 @@ def as_mask(
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _row_norm(
+def row_norm(
     op: str,
     x: Tensor,
     shape: tuple[int, ...],
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    mode: str,
-    partial: int | None,
-    gain: str,
-    round_before_gain: bool,
+    facts: tuple[int, float, int, bool, bool],
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
+    # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
+    if mask is None and lengths is None and len(shape) == 1 and _route(op, x) == "eager" and x.dim():
+        width = x.size(-1)
+        size = 1 if facts[0] == 2 else width
+        if (
+            width == shape[0]
+            and (weight is None or (weight.is_cpu and weight.numel() == size))
+            and (bias is None or (bias.is_cpu and bias.numel() == size and (weight is None or weight.dtype is bias.dtype)))
+        ):
+            if facts[2] == 0:
+                facts = (facts[0], facts[1], width, facts[3], facts[4])
+            if torch.is_grad_enabled():
+                return eager.RowNorm.apply(x, weight, bias, None, facts)
+            return cpu.row_forward(x, weight, bias, None, *facts)[0]
+    return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
+
+
+def _row_norm_checked(
+    op: str,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    facts: tuple[int, float, int, bool, bool],
     mask: Tensor | None,
     lengths: Tensor | Sequence[int] | None,
 ) -> Tensor:
+    """Any call, every check."""
     _check_floating(op, x)
     k = len(shape)
-    if k == 0 or x.shape[-k:] != shape:
+    if x.shape[-k:] != shape or k == 0:
         raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
-    width = shape[0] if k == 1 else math.prod(shape)
+    width = math.prod(shape)
     if width == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
-    size = 1 if mode == "scale" else width
-    if weight is not None and (weight.numel() != size or weight.device != x.device):
-        _check_parameter(op, "weight", weight, size)
-        _check_same_device(op, x, weight=weight)
-    if bias is not None:
-        if bias.numel() != size or bias.device != x.device:
-            _check_parameter(op, "bias", bias, size)
-            _check_same_device(op, x, bias=bias)
-        if weight is not None and bias.dtype != weight.dtype:
-            bias = bias.to(weight.dtype)
-    if mask is not None or lengths is not None:
-        mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
-    flat = x
+    for name, p in (("weight", weight), ("bias", bias)):
+        _check_parameter(op, name, p, 1 if facts[0] == 2 else width)
+    _check_same_device(op, x, weight=weight, bias=bias)
+    mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
+    mode, eps, partial, offset, round_before_gain = facts
+    partial = partial or width
     if k > 1:
-        flat = x.flatten(-k)
-        weight = None if weight is None else weight.flatten()
-        bias = None if bias is None else bias.flatten()
+        x = x.flatten(-k)
+        weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
+    if bias is not None and weight is not None and bias.dtype != weight.dtype:
+        bias = bias.to(weight.dtype)
     route = _route(op, x)
-    if route == "reference":
-        y = reference.row_norm(flat, weight, bias, mask, mode=mode, eps=eps, partial=partial or width, gain=gain,
-                               round_before_gain=round_before_gain)  # fmt: skip
+    if route == "eager":
+        y = eager.RowNorm.apply(x, weight, bias, mask, (mode, eps, partial, offset, round_before_gain))
+    elif route == "graph":
+        y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
-        facts = (MODES[mode], eps, partial or width, gain == "offset", round_before_gain)
-        if route == "eager":
-            y = eager.RowNorm.apply(flat, weight, bias, mask, *facts)
-        else:
-            y, _ = graph.row_norm(flat, weight, bias, mask, *facts)
-    return y if k == 1 else y.view(x.shape)
+        y = reference.row_norm(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
+                               gain=eager.GAINS[offset], round_before_gain=round_before_gain)  # fmt: skip
+    return y.unflatten(-1, shape) if k > 1 else y
 
 
 def layer_norm(
@@ -184,8 +208,8 @@ def layer_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
-    return _row_norm("layer_norm", x, tuple(normalized_shape), weight, bias, eps, "layer", None, gain,
-                     round_before_gain, mask, lengths)  # fmt: skip
+    facts = (0, check_eps(eps), 0, check_gain(gain) == "offset", round_before_gain)
+    return row_norm("layer_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
 
 
 def rms_norm(
@@ -202,10 +226,15 @@ def rms_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
-    if eps is None:
-        eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) and x.is_floating_point() else 0.0
-    return _row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, eps, "rms", partial, gain,
-                     round_before_gain, mask, lengths)  # fmt: skip
+    facts = (1, rms_eps(x, eps), partial or 0, check_gain(gain) == "offset", round_before_gain)
+    return row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
+
+
+def rms_eps(x: Tensor, eps: float | None) -> float:
+    """None is the machine epsilon of the input's dtype, as in torch."""
+    if eps is not None:
+        return check_eps(eps)
+    return EPSILONS[x.dtype] if isinstance(x, Tensor) and x.dtype in EPSILONS else 0.0
 
 
 def scale_norm(
@@ -217,9 +246,7 @@ def scale_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
-    return _row_norm(
-        "scale_norm", x, tuple(x.shape[-1:]), weight, None, eps, "scale", None, "direct", False, mask, lengths
-    )
+    return row_norm("scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths)
 
 
 def residual_norm(

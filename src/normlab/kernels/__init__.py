@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ..errors import KernelUnavailable
 from . import cpu
 from .selection import OPS, check_request, choose
@@ -15,6 +17,11 @@ _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))
 
 def current_request() -> str:
     return _request
+
+
+def choose_native(x: torch.Tensor) -> bool:
+    """What :func:`choose` answers for the plain case, in a tenth of the time: native kernels on an ordinary CPU tensor."""
+    return x.is_cpu and x.dtype in cpu.CODES and _request != "reference" and cpu.missing is None
 
 
 @contextmanager
@@ -33,4 +40,4 @@ def use_kernel(name: str) -> Iterator[None]:
         _request = before
 
 
-__all__ = ["OPS", "KernelUnavailable", "choose", "cpu", "current_request", "use_kernel"]
+__all__ = ["OPS", "KernelUnavailable", "choose", "choose_native", "cpu", "current_request", "use_kernel"]

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads
 
 native: Any = None
 missing: str | None = None
@@ -55,17 +55,22 @@ def row_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float, partial: int,
     offset: bool, round_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y and the statistics: (2, rows) mean and 1/deviation for layer, (1, rows) for rms and scale; float64."""
+    """y and the statistics, flat float64: [mean (rows) | 1/deviation (rows)] for layer, [1/deviation] for rms and scale."""
     width = x.shape[-1]
     rows = x.numel() // width
-    x, step = as_rows(x)
-    y = torch.empty_like(x) if step == width else torch.empty(x.shape, dtype=x.dtype)
-    statistics = torch.empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    step = width
+    if x.is_contiguous():
+        y = torch.empty_like(x)
+    else:
+        x, step = as_rows(x)
+        y = torch.empty(x.shape, dtype=x.dtype)
+    statistics = torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
     first = statistics.data_ptr()
     native.row_forward(
         rows, width, step, partial, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
-        torch.get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
-        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, y.data_ptr(), 0, 0, 1.0, 0.0, 0,
+        get_num_threads(), 0 if mask is None else mask.data_ptr(), 0 if weight is None else weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), first if mode == 0 else 0,
+        first + 8 * rows if mode == 0 else first, y.data_ptr(), 0, 0, 1.0, 0.0, 0,
     )  # fmt: skip
     return y, statistics
 
@@ -77,13 +82,16 @@ def row_backward(
     """dx; the gradients of the parameters are written into the tensors given for them."""
     width = x.shape[-1]
     rows = x.numel() // width
-    x, step = as_rows(x)
-    grad = grad.contiguous()
+    step = width
+    if not x.is_contiguous():
+        x, step = as_rows(x)
+    if not grad.is_contiguous():
+        grad = grad.contiguous()
     dx = torch.empty_like(grad)
     first = statistics.data_ptr()
     native.row_backward(
         rows, width, step, partial, CODES[x.dtype], _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype],
-        mode, eps, offset, round_first, torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(),
+        mode, eps, offset, round_first, get_num_threads(), _address(mask), _address(weight), x.data_ptr(),
         first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(),
         _address(dweight), _address(dbias), False, 0, 0, 1.0, 0.0, 0,
     )  # fmt: skip
@@ -94,17 +102,17 @@ def residual_forward(
     x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
     offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, the new stream, the statistics."""
+    """y, the new stream, the statistics as in row_forward."""
     width = x.shape[-1]
     rows = x.numel() // width
     x, step = as_rows(x)
     branch = branch.contiguous()
     y, stream = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
-    statistics = torch.empty((2 if mode == 0 else 1, rows), dtype=torch.float64)
+    statistics = torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
     first = statistics.data_ptr()
     native.row_forward(
         rows, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
-        torch.get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
+        get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
         first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, y.data_ptr(), branch.data_ptr(),
         stream.data_ptr(), alpha, drop, seed,
     )  # fmt: skip
@@ -128,7 +136,7 @@ def residual_backward(
     native.row_backward(
         rows, width, width, width, CODES[stream.dtype],
         _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], mode, eps, offset, round_first,
-        torch.get_num_threads(), _address(mask), _address(weight), stream.data_ptr(), first if mode == 0 else 0,
+        get_num_threads(), _address(mask), _address(weight), stream.data_ptr(), first if mode == 0 else 0,
         first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(), _address(dweight), _address(dbias),
         True, _address(grad_stream), 0 if dbranch is dx else dbranch.data_ptr(), alpha, drop, seed,
     )  # fmt: skip
@@ -163,7 +171,7 @@ def column_forward(
     step = 8 * layout[3] * (1 if layout[5] else layout[0])
     running_mean, running_var, factor = running if running is not None else (None, None, 0.0)
     native.column_forward(
-        *layout, centered, given, CODES[x.dtype], _parameter_code(weight, bias), eps, offset, torch.get_num_threads(),
+        *layout, centered, given, CODES[x.dtype], _parameter_code(weight, bias), eps, offset, get_num_threads(),
         _address(mask), _address(weight), _address(bias), x.data_ptr(), mean, mean + step, mean + 2 * step, _address(y),
         _address(running_mean), _address(running_var), 0 if running_mean is None else CODES[running_mean.dtype], factor,
     )  # fmt: skip
@@ -187,7 +195,7 @@ def column_backward(
     native.column_backward(
         *layout, centered, given, CODES[x.dtype],
         _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], eps, offset,
-        torch.get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean, mean + step, mean + 2 * step,
+        get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean, mean + step, mean + 2 * step,
         grad.data_ptr(), total, total and total + wide, stage != "apply", stage != "sums", first,
         first and first + wide, first and first + 2 * wide, _address(dx), _address(dweight), _address(dbias),
     )  # fmt: skip
@@ -202,7 +210,7 @@ def pointwise_forward(
     width = x.shape[-1]
     y = torch.empty_like(x)
     native.pointwise_forward(
-        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, torch.get_num_threads(), _address(mask),
+        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, get_num_threads(), _address(mask),
         alpha.data_ptr(), _address(shift), _address(weight), _address(bias), x.data_ptr(), y.data_ptr(),
     )  # fmt: skip
     return y
@@ -216,7 +224,7 @@ def pointwise_backward(
     width = x.shape[-1]
     dx = torch.empty_like(x)
     native.pointwise_backward(
-        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, torch.get_num_threads(), _address(mask),
+        x.numel() // width, width, CODES[x.dtype], CODES[alpha.dtype], erf, get_num_threads(), _address(mask),
         alpha.data_ptr(), _address(shift), _address(weight), x.data_ptr(), grad.data_ptr(), dx.data_ptr(),
         _address(dalpha), _address(dshift), _address(dweight), _address(dbias),
     )  # fmt: skip
