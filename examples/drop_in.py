@@ -16,7 +16,9 @@ def replace_layer_norms(module: nn.Module) -> int:
     replaced = 0
     for name, child in module.named_children():
         if isinstance(child, nn.LayerNorm):
-            ours = normlab.LayerNorm(child.normalized_shape, child.eps, child.elementwise_affine, child.bias is not None)
+            ours = normlab.LayerNorm(
+                child.normalized_shape, child.eps, child.elementwise_affine, child.bias is not None
+            )
             ours.load_state_dict(child.state_dict())
             setattr(module, name, ours)
             replaced += 1

@@ -758,6 +758,64 @@ void test_spoiled(const Isa& isa, DType t, double poison) {
     }
 }
 
+// Sums over very many rows. Equal gradients make every rounding of a running float32 sum fall the same way, so that a
+// sum which is not carried on in float64 is visibly off.
+void test_long_sums(const Isa& isa, DType t) {
+    family = families + special_family;
+    context = std::string(isa.name) + " " + format(t).name + " sums over many rows";
+    const int64_t rows = 100003;
+    Buffer x(t, rows), grad(t, rows), y(t, rows), dx(t, rows), weight(DType::f32, 1), dweight(DType::f32, 1), dbias(DType::f32, 1);
+    Buffer mean(DType::f64, rows), rstd(DType::f64, rows), statistics(DType::f64, 3), alpha(DType::f32, 1);
+    x.fill([](int64_t i) { return i % 2 ? 0.7 : -0.2; });
+    grad.fill([](int64_t) { return 0.1; });
+    weight.set(0, 1.5);
+    alpha.set(0, 0.9);
+    const real g = grad[0], u = unit_of(t);
+    Expected sum(1);
+    sum.set(0, (real)rows * g, 64 * u * (real)rows * g);
+    {
+        RowNorm a{};
+        a.rows = rows; a.width = a.x_stride = a.partial = 1; a.dtype = t; a.mode = RowMode::rms; a.eps = 1e-5; a.threads = 2;
+        a.alpha = 1; a.weight = weight.data; a.x = x.data; a.y = y.data; a.rstd = rstd.doubles();
+        isa.table->row_forward(a);
+        a.grad = grad.data; a.dx = dx.data; a.dweight = dweight.data; a.dbias = dbias.data;
+        isa.table->row_backward(a);
+        compare("dbias of rows", dbias, sum);
+        real product = 0;
+        for (int64_t i = 0; i < rows; ++i) product += g * x[i] / sqrtl((real)x[i] * x[i] + 1e-5L);
+        Expected want(1);
+        want.set(0, product, 70 * u * (real)rows * g);
+        compare("dweight of rows", dweight, want);
+    }
+    for (bool planes : {false, true}) {
+        ColumnNorm a{};
+        a.segments = a.channels = a.groups = 1; a.rows = rows; a.planes = planes; a.pooled = a.centered = true; a.dtype = t; a.eps = 1e-5;
+        a.threads = 2; a.weight = weight.data; a.x = x.data; a.y = y.data;
+        a.mean = statistics.doubles(); a.var = a.mean + 1; a.count = a.mean + 2;
+        isa.table->column_forward(a);
+        a.grad = grad.data; a.dx = dx.data; a.dweight = dweight.data; a.dbias = dbias.data;
+        isa.table->column_backward(a);
+        const real high = (real)((rows) / 2) / (real)rows, middle = high * x[1] + (1 - high) * x[0];
+        const real spread = high * (x[1] - middle) * (x[1] - middle) + (1 - high) * (x[0] - middle) * (x[0] - middle);
+        Expected want(3);
+        want.set(0, middle, 32 * u);
+        want.set(1, spread, 64 * u * spread);
+        want.set(2, rows, 0);
+        compare(planes ? "statistics of planes" : "statistics of columns", statistics, want);
+        sum.set(0, (real)rows * g, (planes ? 4096 / 8 : 64) * u * (real)rows * g);  // planes: runs of 4096 in at least 8 lanes
+        compare(planes ? "dbias of planes" : "dbias of columns", dbias, sum);
+    }
+    {
+        Pointwise a{};
+        a.rows = rows; a.width = 1; a.dtype = t; a.threads = 2; a.alpha = alpha.data; a.x = x.data; a.y = y.data;
+        isa.table->pointwise_forward(a);
+        a.grad = grad.data; a.dx = dx.data; a.dbias = dbias.data;
+        isa.table->pointwise_backward(a);
+        sum.set(0, (real)rows * g, 64 * u * (real)rows * g);
+        compare("dbias of pointwise", dbias, sum);
+    }
+}
+
 // Padding between real rows changes no bit of what is computed from them.
 void test_padding(const Isa& isa, DType t) {
     family = families + special_family;
@@ -836,6 +894,7 @@ int main() {
             test_spoiled(*isa, t, NAN);
             test_spoiled(*isa, t, INFINITY);
             test_padding(*isa, t);
+            test_long_sums(*isa, t);
         }
     }
     long passed = 0, failed = 0;

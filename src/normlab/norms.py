@@ -25,7 +25,11 @@ def _gain_of(gain: str | None, affine: bool) -> str:
     if gain is None:
         return "direct" if affine else "none"
     gain = ops.check_gain(gain)
-    return gain if affine else "none"
+    if gain != "none" and not affine:
+        raise ValueError(
+            f"gain={gain!r} needs a weight, but affine is off; ask for affine=True (elementwise_affine=True)"
+        )
+    return gain
 
 
 class _Norm(nn.Module):
@@ -107,8 +111,8 @@ class RMSNorm(_Norm):
         y = x / sqrt(mean(x^2) + eps) * weight
 
     ``partial=p`` takes the mean square from the first p * width features only (pRMSNorm). ``eps=None`` is the machine
-    epsilon of the input's dtype, as in torch. ``gain="offset"`` uses 1 + weight; ``round_before_gain=True`` rounds a
-    16-bit result before the gain (Llama's order), False after (one rounding).
+    epsilon of the dtype that computes (float32 for 16-bit inputs), as in torch. ``gain="offset"`` uses 1 + weight;
+    ``round_before_gain=True`` rounds a 16-bit result before the gain (Llama's order), False after (one rounding).
     Zhang, Sennrich 2019 (arXiv 1910.07467); the paper adds eps outside the root, practice puts it inside.
 
     >>> RMSNorm(2)(torch.tensor([[3.0, 4.0]])).square().mean().sqrt().item()
@@ -178,6 +182,7 @@ class ScaleNorm(_Norm):
             nn.init.constant_(self.weight, self.dim**0.5)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
+        ops.check_floating("ScaleNorm", x)
         if x.shape[-1:] != (self.dim,):
             raise ValueError(
                 f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
@@ -195,12 +200,17 @@ class _ChannelNorm(_Norm):
     channel_dim: int
 
     def _check_channels(self, x: Tensor) -> int:
-        return ops.check_channels(type(self).__name__, x, self.channel_dim, self.num_features)
+        channel = ops.check_channels(type(self).__name__, x, self.channel_dim, self.num_features)
+        for name, t in (*self._parameters.items(), *self._buffers.items()):
+            if t is not None and t.device != x.device:
+                ops.check_same_device(type(self).__name__, x, **{name: t})
+        return channel
 
 
 class _RunningNorm(_ChannelNorm):
     """A running mean and variance with torch's buffer names."""
 
+    _version = 2  # torch's: 2 counts batches
     momentum: float | None
     track_running_stats: bool
     running_mean: Tensor | None
@@ -230,13 +240,21 @@ class _RunningNorm(_ChannelNorm):
             self.num_batches_tracked.zero_()
 
     def _factor(self) -> float | Tensor:
-        """Count this batch; its share in the running statistics. A tensor for the plain average, so that graphs hold."""
+        """A batch's share in the running statistics, or, for the plain average, the counter that gives it: see
+        ops.update_running, which counts only batches that are taken in."""
         if self.num_batches_tracked is None:
             return 0.0
-        self.num_batches_tracked.add_(1)
-        if self.momentum is not None:
-            return self.momentum
-        return 1.0 / self.num_batches_tracked.to(torch.float32)
+        return self.num_batches_tracked if self.momentum is None else self.momentum
+
+    def _count(self) -> None:
+        if self.num_batches_tracked is not None and self.momentum is not None:
+            self.num_batches_tracked.add_(1)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        key = prefix + "num_batches_tracked"
+        if self.track_running_stats and key not in state_dict and (metadata.get("version") or 0) < 2:  # as torch does
+            state_dict[key] = torch.tensor(0, dtype=torch.long)
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
 class BatchNorm(_RunningNorm):
@@ -323,14 +341,20 @@ class BatchNorm(_RunningNorm):
         running = (self.running_mean, self.running_var) if self.training else (None, None)
         factor = self._factor() if self.training and (x.numel() > 0 or group is not None) else 0.0
         if self.ghost_size is not None and self.training:
-            return self._ghost(x, mask, factor)
+            y = self._ghost(x, mask, factor)
+            if x.numel() > 0:
+                self._count()
+            return y
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
         if self.renorm is not None and self.training:
             weight, bias = self._renormalized(x, mask)
         gain = "direct" if weight is not self.weight else self.gain
-        return ops.batch_norm(x, *running, weight, bias, True, factor, self.eps, channel_dim=self.channel_dim,
-                              gain=gain, mask=mask, group=group)  # fmt: skip
+        y = ops.batch_norm(x, *running, weight, bias, True, factor, self.eps, channel_dim=self.channel_dim,
+                           gain=gain, mask=mask, group=group)  # fmt: skip
+        if self.training and (x.numel() > 0 or group is not None):
+            self._count()
+        return y
 
     def _ghost(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
         """Statistics per ghost batch; the running ones take each in turn. A last, smaller ghost batch is allowed."""
@@ -414,10 +438,13 @@ class InstanceNorm(_RunningNorm):
             assert found is not None
             mean, var, count = found
             with torch.no_grad():  # the running statistics are averages over samples, as in torch
-                share = (count > 0).to(mean.dtype)[:, None] / (count > 0).sum().clamp(min=1)
+                taken = count >= 2  # one position says nothing about a variance
+                share = taken.to(mean.dtype)[:, None] / taken.sum().clamp(min=1)
                 unbiased = var * (count / (count - 1).clamp(min=1))[:, None]
                 ops.update_running(self.running_mean, self.running_var, (mean * share).sum(0), (unbiased * share).sum(0),
-                                   torch.full_like(count[:1].sum(), 2**62), self._factor())  # fmt: skip
+                                   taken.any() * 2.0**62, self._factor())  # fmt: skip
+                if self.momentum is not None and self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(taken.any())
         return y
 
     def extra_repr(self) -> str:
@@ -569,6 +596,7 @@ class _Pointwise(_Norm):
         self._make_parameters((dim,), "direct" if affine else "none", affine, device, dtype)
 
     def _check(self, x: Tensor) -> None:
+        ops.check_floating(type(self).__name__, x)
         if x.shape[-1:] != (self.dim,):
             raise ValueError(
                 f"{type(self).__name__}({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
@@ -682,11 +710,13 @@ class ResidualNorm(_Norm):
         )
 
     def forward(self, x: Tensor, branch: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Any:
+        ops.check_floating("ResidualNorm", x)
+        ops.check_floating("ResidualNorm", branch)
         if x.shape[-1:] != (self.dim,):
             raise ValueError(
                 f"ResidualNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
             )
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        eps = ops.rms_eps(x, self.eps)
         return ops.residual_norm(x, branch, self.weight, self.bias, eps, norm=self.norm, alpha=self.alpha,
                                  dropout=self.dropout, training=self.training, gain=self.gain,
                                  round_before_gain=self.round_before_gain, return_stream=self.return_stream, mask=mask,

@@ -25,7 +25,7 @@ from .kernels import cpu
 
 MODES = {"layer": 0, "rms": 1, "scale": 2}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-EPSILONS = {t: torch.finfo(t).eps for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
 # ---- routes ----------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def _in_transform() -> bool:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_floating(op: str, x: Tensor) -> None:
+def check_floating(op: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{op} takes a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -73,7 +73,7 @@ def check_gain(gain: str) -> str:
     return gain
 
 
-def _check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
+def check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
     for name, t in others.items():
         if t is not None and t.device != x.device:
             raise ValueError(f"{op}: x is on {x.device} but {name} is on {t.device}; move them to one device")
@@ -82,6 +82,11 @@ def _check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
 def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
     if p is not None and p.numel() != size:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
+
+
+def dense(p: Tensor | None) -> Tensor | None:
+    """Kernels read parameters through an address alone."""
+    return p if p is None or p.is_contiguous() else p.contiguous()
 
 
 def as_mask(
@@ -102,7 +107,7 @@ def as_mask(
             raise ValueError(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
             )
-        _check_same_device(op, x, mask=mask)
+        check_same_device(op, x, mask=mask)
         return mask.contiguous()
     lengths = torch.as_tensor(lengths, device=x.device)
     if len(positions) != 2:
@@ -115,11 +120,7 @@ def as_mask(
         raise ValueError(
             f"{op}: lengths has shape {tuple(lengths.shape)}, a batch of {positions[0]} needs ({positions[0]},)"
         )
-    if (
-        not is_compiling()
-        and lengths.numel()
-        and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]
-    ):
+    if not is_compiling() and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]:
         raise ValueError(f"{op}: lengths must lie in 0..{positions[1]}, got {int(lengths.min())}..{int(lengths.max())}")
     return torch.arange(positions[1], device=x.device)[None, :] < lengths[:, None]
 
@@ -143,9 +144,18 @@ def row_norm(
         width = x.size(-1)
         size = 1 if facts[0] == 2 else width
         if (
-            width == shape[0]
-            and (weight is None or (weight.is_cpu and weight.numel() == size))
-            and (bias is None or (bias.is_cpu and bias.numel() == size and (weight is None or weight.dtype is bias.dtype)))
+            width == shape[0] > 0
+            and 0 <= facts[2] <= width
+            and (weight is None or (weight.is_cpu and weight.numel() == size and weight.is_contiguous()))
+            and (
+                bias is None
+                or (
+                    bias.is_cpu
+                    and bias.numel() == size
+                    and bias.is_contiguous()
+                    and (weight is None or weight.dtype is bias.dtype)
+                )
+            )
         ):
             if facts[2] == 0:
                 facts = (facts[0], facts[1], width, facts[3], facts[4])
@@ -166,19 +176,22 @@ def _row_norm_checked(
     lengths: Tensor | Sequence[int] | None,
 ) -> Tensor:
     """Any call, every check."""
-    _check_floating(op, x)
+    check_floating(op, x)
     k = len(shape)
     if x.shape[-k:] != shape or k == 0:
         raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
     width = math.prod(shape)
     if width == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
-    for name, p in (("weight", weight), ("bias", bias)):
-        _check_parameter(op, name, p, 1 if facts[0] == 2 else width)
-    _check_same_device(op, x, weight=weight, bias=bias)
-    mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     mode, eps, partial, offset, round_before_gain = facts
     partial = partial or width
+    if not 1 <= partial <= width:
+        raise ValueError(f"{op}: partial must lie in 1..{width} (the normalized values), got {max(partial, 0)}")
+    for name, p in (("weight", weight), ("bias", bias)):
+        _check_parameter(op, name, p, 1 if mode == 2 else width)
+    check_same_device(op, x, weight=weight, bias=bias)
+    weight, bias = dense(weight), dense(bias)
+    mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     if k > 1:
         x = x.flatten(-k)
         weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
@@ -226,15 +239,16 @@ def rms_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
-    facts = (1, rms_eps(x, eps), partial or 0, check_gain(gain) == "offset", round_before_gain)
+    count = 0 if partial is None else partial or -1  # 0 would mean all
+    facts = (1, rms_eps(x, eps), count, check_gain(gain) == "offset", round_before_gain)
     return row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
 
 
 def rms_eps(x: Tensor, eps: float | None) -> float:
-    """None is the machine epsilon of the input's dtype, as in torch."""
+    """None is the machine epsilon of the dtype that computes (float32 for 16-bit inputs), as in torch."""
     if eps is not None:
         return check_eps(eps)
-    return EPSILONS[x.dtype] if isinstance(x, Tensor) and x.dtype in EPSILONS else 0.0
+    return DOUBLE_EPS if isinstance(x, Tensor) and x.dtype == torch.float64 else SINGLE_EPS
 
 
 def scale_norm(
@@ -246,7 +260,9 @@ def scale_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
-    return row_norm("scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths)
+    return row_norm(
+        "scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths
+    )
 
 
 def residual_norm(
@@ -271,16 +287,19 @@ def residual_norm(
     See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
     """
     op = "residual_norm"
-    _check_floating(op, x)
+    check_floating(op, x)
     if norm not in ("layer", "rms"):
         raise ValueError(unknown("norm", norm, ("layer", "rms")))
     if x.shape != branch.shape or x.dtype != branch.dtype:
         raise ValueError(
             f"{op}: x is {tuple(x.shape)} {x.dtype} and branch is {tuple(branch.shape)} {branch.dtype}; they must match"
         )
+    check_eps(eps)
+    check_gain(gain)
+    weight, bias = dense(weight), dense(bias)
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
-    _check_same_device(op, x, branch=branch, weight=weight, bias=bias)
+    check_same_device(op, x, branch=branch, weight=weight, bias=bias)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, input of shape {tuple(x.shape)}")
     width = x.shape[-1]
@@ -357,18 +376,21 @@ def _column_norm(
                                 channel=x.dim() - 1, mask=mask, centered=centered, gain=gain, statistics=statistics,
                                 want_statistics=want_statistics)  # fmt: skip
         return y.movedim(-1, channel), found
+    check_eps(eps)
+    check_gain(gain)
+    weight, bias = dense(weight), dense(bias)
     route = _route(op, x)
     if bias is not None and weight is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
     if route == "eager":
-        dense, layout = _layout(x, channel, groups, pooled)
+        packed, layout = _layout(x, channel, groups, pooled)
         given = None
         if statistics is not None:
             given = torch.cat([*(s.double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)])
         # A factor that is a tensor (plain average), synced or absent statistics: the update is done below.
         inside = running is not None and group is None and not isinstance(running[2], Tensor)
         want = want_statistics or (running is not None and not inside)
-        result = eager.ColumnNorm.apply(dense, weight, bias, mask, given, running if inside else None, eps,
+        result = eager.ColumnNorm.apply(packed, weight, bias, mask, given, running if inside else None, eps,
                                         gain == "offset", centered, layout, channel, group, want)  # fmt: skip
         if not want:
             return result, None
@@ -376,9 +398,9 @@ def _column_norm(
         if inside:
             running = None
     elif route == "graph" and (group is None or statistics is not None):
-        dense, layout = _layout(x, channel, groups, pooled)
+        packed, layout = _layout(x, channel, groups, pooled)
         mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups) for s in statistics)
-        y, *rest = graph.column_norm(dense, weight, bias, mask, mean, square, eps, gain == "offset", centered,
+        y, *rest = graph.column_norm(packed, weight, bias, mask, mean, square, eps, gain == "offset", centered,
                                      list(layout), channel)  # fmt: skip
         found = (rest[0], rest[1], rest[2])
     else:
@@ -402,7 +424,7 @@ def _all_sum(group: Any) -> reference.AllSum | None:
 
 def check_channels(op: str, x: Tensor, channel_dim: int, channels: int | None = None) -> int:
     """The channel axis of x, counted from the front; x must have ``channels`` channels there, if given."""
-    _check_floating(op, x)
+    check_floating(op, x)
     dims = x.dim()
     if not 2 <= dims <= 5:
         raise ValueError(f"{op} takes 2-D to 5-D inputs, got shape {tuple(x.shape)}")
@@ -429,7 +451,7 @@ def _check_columns(
     for name, p in (("weight", weight), ("bias", bias), *buffers.items()):
         if p is not None and (p.numel() != size or p.device != x.device):
             _check_parameter(op, name, p, size)
-            _check_same_device(op, x, **{name: p})
+            check_same_device(op, x, **{name: p})
     return channel
 
 
@@ -478,9 +500,12 @@ def update_running(
     Fewer than two real cells say nothing about a variance: the buffers are then left as they are.
     """
     enough = count >= 2
+    if isinstance(factor, Tensor):  # the plain average: factor is the number of batches taken in so far
+        factor.add_(enough)
+        factor = 1.0 / factor.clamp(min=1).double()
     for running, value in ((running_mean, mean), (running_var, var * (count / (count - 1).clamp(min=1)))):
         if running is not None:
-            moved = running + factor * (value.to(running.dtype) - running)
+            moved = (running + factor * (value - running)).to(running.dtype)
             running.copy_(torch.where(enough, moved, running))
 
 
@@ -600,6 +625,8 @@ def power_norm(
     op = "power_norm"
     channel = _check_columns(op, x, channel_dim, weight, bias, running_psi2=running_psi2, nu=nu)
     real = as_mask(op, x, positions(x, channel), mask, lengths)
+    check_eps(eps)
+    weight, bias = dense(weight), dense(bias)
     channels = x.shape[channel]
     if not training:
         statistics = (torch.zeros_like(running_psi2), running_psi2)
@@ -622,8 +649,8 @@ def power_norm(
     elif route == "graph":
         if group is not None:
             raise TransformUnsupported("a synced PowerNorm cannot be compiled; leave it outside torch.compile")
-        dense, layout = _layout(x, channel, channels, True)
-        y, batch, count, _, _ = graph.power_norm(dense, weight, bias, real, running_psi2.clone(), nu, step.clone(),
+        packed, layout = _layout(x, channel, channels, True)
+        y, batch, count, _, _ = graph.power_norm(packed, weight, bias, real, running_psi2.clone(), nu, step.clone(),
                                                  warmup, alpha_backward, eps, list(layout), channel)  # fmt: skip
     else:
         seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
@@ -631,10 +658,10 @@ def power_norm(
                                                 alpha_backward, eps, seen[1], channel, group)  # fmt: skip
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
-        share = torch.where(step < warmup, 1.0 / (step + 1), 1.0 - alpha_forward).to(running_psi2.dtype)
+        share = torch.where(step < warmup, 1.0 / (step + 1).double(), 1.0 - alpha_forward).to(running_psi2.dtype)
         moved = running_psi2 + share * (batch.flatten().to(running_psi2.dtype) - running_psi2)
         running_psi2.copy_(torch.where(count > 0, moved, running_psi2))
-        step.add_(1)
+        step.add_((count > 0).any())  # a batch without a real cell is no batch
     return y
 
 
@@ -645,17 +672,17 @@ def _pointwise(
     op: str, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, lengths: Tensor | Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
-    _check_floating(op, x)
+    check_floating(op, x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: the last axis of an input of shape {tuple(x.shape)} holds no features")
-    _check_same_device(op, x, alpha=alpha, shift=shift, weight=weight, bias=bias)
+    check_same_device(op, x, alpha=alpha, shift=shift, weight=weight, bias=bias)
     for name, p in (("weight", weight), ("bias", bias)):
         _check_parameter(op, name, p, x.shape[-1])
     real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     route = _route(op, x)
     if route == "reference":
         return reference.pointwise(x, alpha, shift, weight, bias, real, form="tanh" if op == "dyt" else "erf")
-    shift, weight, bias = (None if t is None else t.to(alpha.dtype) for t in (shift, weight, bias))
+    shift, weight, bias = (None if t is None else t.to(alpha.dtype).contiguous() for t in (shift, weight, bias))
     if route == "graph":
         return graph.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
     return eager.Pointwise.apply(x, alpha, shift, weight, bias, real, op == "derf")

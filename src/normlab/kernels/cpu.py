@@ -167,6 +167,8 @@ def column_forward(
 ) -> Any:  # fmt: skip
     """y. ``statistics`` are written, or read when ``given``; ``running`` (mean, variance, factor) is moved towards them."""
     y = None if moments_only else torch.empty_like(x)
+    if given and x.numel() == 0:  # an empty y has no address, which would read as "moments only"
+        return y
     mean = statistics.data_ptr()
     step = 8 * layout[3] * (1 if layout[5] else layout[0])
     running_mean, running_var, factor = running if running is not None else (None, None, 0.0)
