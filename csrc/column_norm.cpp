@@ -21,7 +21,7 @@ constexpr int run_rows = 16;        // rows summed in registers before a float64
 constexpr int apply_rows = 4;       // rows that share one load of the coefficients
 constexpr int64_t chunk = 4096;     // planes: values per run
 
-enum Slot { slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums, slot_backward };
+enum Slot { slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums, slot_backward };  // slot_gather is used by workers, the others by the caller
 
 inline int64_t sets(const ColumnNorm& a) { return a.pooled ? 1 : a.segments; }
 inline int64_t set_of(const ColumnNorm& a, int64_t segment) { return a.pooled ? 0 : segment; }
@@ -264,8 +264,14 @@ template <class T> Coefficients<T> coefficients(const ColumnNorm& a, int arrays)
     return {base, wide, arrays};
 }
 
-inline double gain_of(const ColumnNorm& a, int64_t c) {
-    return (a.weight ? get(a.param_dtype, a.weight, c) + (a.offset_gain ? 1 : 0) : 1.0);
+// f(set, group's mean, group's 1/deviation, first channel, end) for every statistic.
+template <class F> inline void each_group(const ColumnNorm& a, F&& f) {
+    const int64_t width = a.channels / a.groups;
+    for (int64_t set = 0; set < sets(a); ++set)
+        for (int64_t g = 0; g < a.groups; ++g) {
+            const int64_t at = set * a.groups + g;
+            f(set, at, a.mean[at], 1.0 / sqrt(a.var[at] + a.eps), g * width, (g + 1) * width);
+        }
 }
 
 // (x - mean) * rstd in two steps: hi is the mean rounded, the rest of it goes into the constant term.
@@ -315,19 +321,22 @@ template <class T> void apply(const ColumnNorm& a) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
     const Coefficients<T> k = coefficients<T>(a, 3);
-    const int64_t width = a.channels / a.groups;
-    for (int64_t set = 0; set < sets(a); ++set)
-        for (int64_t c = 0; c < a.channels; ++c) {
-            const double mean = a.mean[set * a.groups + c / width];
-            const double rstd = 1.0 / sqrt(a.var[set * a.groups + c / width] + a.eps);
-            const double gain = gain_of(a, c), bias = a.bias ? get(a.param_dtype, a.bias, c) : 0;
+    double* gain = (double*)scratch(slot_sums, (size_t)a.channels * 2 * sizeof(double));
+    double* bias = gain + a.channels;
+    widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
+    widen(bias, a.param_dtype, a.bias, a.channels, 0, 0);
+    each_group(a, [&](int64_t set, int64_t, double mean, double rstd, int64_t first_channel, int64_t end) {
+        const C hi = (C)mean;
+        const double rest = (mean - (double)hi) * rstd;
+        C *his = k.get(set, 0), *factors = k.get(set, 1), *constants = k.get(set, 2);
+        for (int64_t c = first_channel; c < end; ++c) {
             const int64_t l = slot<T>(c);
-            const C hi = (C)mean;
-            const double constant = bias - (mean - (double)hi) * rstd * gain, factor = rstd * gain;
-            k.get(set, 0)[l] = hi;
-            k.get(set, 1)[l] = factor == factor ? (C)factor : (C)NAN;
-            k.get(set, 2)[l] = constant == constant ? (C)constant : (C)NAN;
+            const double factor = rstd * gain[c], constant = bias[c] - rest * gain[c];
+            his[l] = hi;
+            factors[l] = factor == factor ? (C)factor : (C)NAN;
+            constants[l] = constant == constant ? (C)constant : (C)NAN;
         }
+    });
     const T* x = (const T*)a.x;
     T* y = (T*)a.y;
     expect_huge(y, (size_t)elements(a) * sizeof(T));
@@ -366,15 +375,16 @@ template <class T> void apply(const ColumnNorm& a) {
 
 // xhat of (set, channel) as Normalizer coefficients in arrays 0..2 of k.
 template <class T> void fill_normalizers(const ColumnNorm& a, const Coefficients<T>& k) {
-    const int64_t width = a.channels / a.groups;
-    for (int64_t set = 0; set < sets(a); ++set)
-        for (int64_t c = 0; c < a.channels; ++c) {
-            const int64_t at = set * a.groups + c / width, l = slot<T>(c);
-            const Normalizer<T> z(a.mean[at], 1.0 / sqrt(a.var[at] + a.eps));
-            k.get(set, 0)[l] = z.hi;
-            k.get(set, 1)[l] = z.scale;
-            k.get(set, 2)[l] = z.rest;
+    each_group(a, [&](int64_t set, int64_t, double mean, double rstd, int64_t first_channel, int64_t end) {
+        const Normalizer<T> z(mean, rstd);
+        auto *his = k.get(set, 0), *scales = k.get(set, 1), *rests = k.get(set, 2);
+        for (int64_t c = first_channel; c < end; ++c) {
+            const int64_t l = slot<T>(c);
+            his[l] = z.hi;
+            scales[l] = z.scale;
+            rests[l] = z.rest;
         }
+    });
 }
 
 template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
@@ -457,34 +467,45 @@ template <class T> void gradient(const ColumnNorm& a) {
     typedef Block<C> Bk;
     const Coefficients<T> k = coefficients<T>(a, 6);
     fill_normalizers<T>(a, k);
-    const int64_t width = a.channels / a.groups;
-    for (int64_t set = 0; set < sets(a); ++set)
-        for (int64_t g = 0; g < a.groups; ++g) {
-            const int64_t at = set * a.groups + g;
-            const double rstd = 1.0 / sqrt(a.var[at] + a.eps), n = a.count[set];
-            double c1 = 0, c2 = 0;
-            if (!a.direct && !a.given && n > 0)
-                for (int64_t c = g * width; c < (g + 1) * width; ++c) {
-                    c1 += gain_of(a, c) * a.sum_grad[set * a.channels + c];
-                    c2 += gain_of(a, c) * a.sum_grad_xhat[set * a.channels + c];
-                }
-            const double offset = n > 0 && a.centered ? -rstd * c1 / n : 0, along = n > 0 ? -rstd * c2 / n : 0;
-            for (int64_t c = g * width; c < (g + 1) * width; ++c) {
+    double* gain = (double*)scratch(slot_sums, (size_t)a.channels * 3 * sizeof(double));
+    widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
+    each_group(a, [&](int64_t set, int64_t, double, double rstd, int64_t first_channel, int64_t end) {
+        const double n = a.count[set];
+        const double *sum_grad = a.sum_grad + set * a.channels, *sum_grad_xhat = a.sum_grad_xhat + set * a.channels;
+        C *direct = k.get(set, 3), *along = k.get(set, 4), *offset = k.get(set, 5);
+        if (a.direct) {
+            for (int64_t c = first_channel; c < end; ++c) {
                 const int64_t l = slot<T>(c), i = set * a.channels + c;
-                k.get(set, 3)[l] = (C)(a.direct ? a.direct[i] : gain_of(a, c) * rstd);
-                k.get(set, 4)[l] = (C)(a.direct ? a.along[i] : along);
-                k.get(set, 5)[l] = (C)(a.direct ? a.offset[i] : offset);
+                direct[l] = (C)a.direct[i];
+                along[l] = (C)a.along[i];
+                offset[l] = (C)a.offset[i];
             }
+            return;
         }
-    for (int64_t c = 0; c < a.channels; ++c) {
-        double dweight = 0, dbias = 0;
-        for (int64_t set = 0; set < sets(a); ++set) {
-            dweight += a.sum_grad_xhat[set * a.channels + c];
-            dbias += a.sum_grad[set * a.channels + c];
+        double c1 = 0, c2 = 0;
+        if (!a.given && n > 0)
+            for (int64_t c = first_channel; c < end; ++c) {
+                c1 += gain[c] * sum_grad[c];
+                c2 += gain[c] * sum_grad_xhat[c];
+            }
+        const double share = n > 0 ? -rstd / n : 0;
+        const C to_all = (C)(a.centered ? share * c1 : 0), to_xhat = (C)(share * c2);
+        for (int64_t c = first_channel; c < end; ++c) {
+            const int64_t l = slot<T>(c);
+            direct[l] = (C)(gain[c] * rstd);
+            along[l] = to_xhat;
+            offset[l] = to_all;
         }
-        if (a.dweight) put(a.param_dtype, a.dweight, c, dweight);
-        if (a.dbias) put(a.param_dtype, a.dbias, c, dbias);
-    }
+    });
+    double *dweight = gain + a.channels, *dbias = dweight + a.channels;
+    memset(dweight, 0, (size_t)a.channels * 2 * sizeof(double));
+    for (int64_t set = 0; set < sets(a); ++set)
+        for (int64_t c = 0; c < a.channels; ++c) {
+            dweight[c] += a.sum_grad_xhat[set * a.channels + c];
+            dbias[c] += a.sum_grad[set * a.channels + c];
+        }
+    if (a.dweight) narrow(a.param_dtype, a.dweight, dweight, a.channels);
+    if (a.dbias) narrow(a.param_dtype, a.dbias, dbias, a.channels);
     const T* x = (const T*)a.x;
     const T* grad = (const T*)a.grad;
     T* dx = (T*)a.dx;

@@ -362,6 +362,35 @@ template <class T> void unpack(typename Compute<T>::type* to, normlab::DType typ
     }
 }
 
+// The same as plain float64 in element order.
+template <class P> void widen_from(double* to, const P* from, int64_t width, double offset) {
+    for (int64_t j = 0; j < width; ++j) to[j] = get(from, j) + offset;
+}
+inline void widen(double* to, normlab::DType type, const void* from, int64_t width, double missing, double offset) {
+    if (!from) {
+        for (int64_t j = 0; j < width; ++j) to[j] = missing;
+        return;
+    }
+    switch (type) {
+        case normlab::DType::f32: return widen_from(to, (const float*)from, width, offset);
+        case normlab::DType::f64: return widen_from(to, (const double*)from, width, offset);
+        case normlab::DType::bf16: return widen_from(to, (const bf16*)from, width, offset);
+        case normlab::DType::f16: return widen_from(to, (const f16*)from, width, offset);
+    }
+}
+
+template <class P> void narrow_to(P* to, const double* from, int64_t width) {
+    for (int64_t j = 0; j < width; ++j) put(to, j, from[j]);
+}
+inline void narrow(normlab::DType type, void* to, const double* from, int64_t width) {
+    switch (type) {
+        case normlab::DType::f32: return narrow_to((float*)to, from, width);
+        case normlab::DType::f64: return narrow_to((double*)to, from, width);
+        case normlab::DType::bf16: return narrow_to((bf16*)to, from, width);
+        case normlab::DType::f16: return narrow_to((f16*)to, from, width);
+    }
+}
+
 // Call f(j, whole) on every whole block and f(j, count) on the rest; f takes the second argument as `auto`.
 struct Whole {};
 template <class C, class F> inline __attribute__((always_inline)) void each_block(int64_t width, F&& f) {

@@ -10,6 +10,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
 import normlab
@@ -66,31 +67,60 @@ def row_arguments(mode, partial=7, dtype=torch.float32, plain=False, offset=Fals
 
 
 def row_backward_arguments(mode, partial=7, **facts):
-    x, weight, bias, mask, *rest = (t.detach() if isinstance(t, torch.Tensor) else t for t in row_arguments(mode, partial, **facts))
+    x, weight, bias, mask, *rest = (
+        t.detach() if isinstance(t, torch.Tensor) else t for t in row_arguments(mode, partial, **facts)
+    )
     _, statistics = graph.row_norm(x, weight, bias, mask, *rest)
-    return torch.randn_like(x), x, weight, mask, statistics, *rest, [weight is not None, bias is not None], torch.float32
+    return (
+        torch.randn_like(x),
+        x,
+        weight,
+        mask,
+        statistics,
+        *rest,
+        [weight is not None, bias is not None],
+        torch.float32,
+    )
 
 
 def residual_arguments(mode, alpha, drop, plain=False):
     weight, bias = (None, None) if plain else (leaf(7), leaf(7))
     mask = None if plain else random_mask(5, 3)
-    return leaf(5, 3, 7), leaf(5, 3, 7), weight, bias, mask, mode, 1e-3, mode == 1, False, alpha, drop, torch.tensor(2**61 + 12345)
+    return (
+        leaf(5, 3, 7),
+        leaf(5, 3, 7),
+        weight,
+        bias,
+        mask,
+        mode,
+        1e-3,
+        mode == 1,
+        False,
+        alpha,
+        drop,
+        torch.tensor(2**61 + 12345),
+    )
 
 
 def residual_backward_arguments(*facts):
-    x, branch, weight, bias, mask, *rest = (t.detach() if isinstance(t, torch.Tensor) else t for t in residual_arguments(*facts))
+    x, branch, weight, bias, mask, *rest = (
+        t.detach() if isinstance(t, torch.Tensor) else t for t in residual_arguments(*facts)
+    )
     _, stream, statistics = graph.residual_norm(x, branch, weight, bias, mask, *rest)
     wanted = [weight is not None, bias is not None]
     return torch.randn_like(x), torch.randn_like(x), stream, weight, mask, statistics, *rest, wanted, torch.float32
 
 
 def column_arguments(layout, plain=False, given=False, centered=True):
-    segments, rows, channels, groups, planes, pooled = layout
+    segments, _, _, groups, planes, pooled = layout
     shape = (3, 6, 5) if planes else (3, 5, 6)
     sets = 1 if pooled else segments
     mean, square = None, None
     if given:
-        mean, square = torch.randn(sets, groups, dtype=torch.float64) * centered, torch.rand(sets, groups, dtype=torch.float64) + 0.5
+        mean, square = (
+            torch.randn(sets, groups, dtype=torch.float64) * centered,
+            torch.rand(sets, groups, dtype=torch.float64) + 0.5,
+        )
     weight, bias, mask = (None, None, None) if plain else (leaf(6), leaf(6), random_mask(3, 5))
     return leaf(*shape), weight, bias, mask, mean, square, 1e-3, not plain, centered, layout, 1 if planes else 2
 
@@ -101,19 +131,47 @@ def column_backward_arguments(layout, given=False, **facts):
     )
     _, *statistics = graph.column_norm(x, weight, bias, mask, mean, square, eps, offset, centered, layout, channel)
     wanted = [weight is not None, bias is not None]
-    return torch.randn_like(x), x, weight, mask, *statistics, eps, offset, centered, given, layout, wanted, torch.float32
+    return (
+        torch.randn_like(x),
+        x,
+        weight,
+        mask,
+        *statistics,
+        eps,
+        offset,
+        centered,
+        given,
+        layout,
+        wanted,
+        torch.float32,
+    )
 
 
 def power_arguments(step, plain=False):
     weight, bias, mask = (None, None, None) if plain else (leaf(6), leaf(6), random_mask(3, 5))
-    return leaf(3, 5, 6), weight, bias, mask, torch.rand(6) + 0.5, torch.rand(6), torch.tensor(step), 3, 0.8, 1e-3, BATCH, 2
+    return (
+        leaf(3, 5, 6),
+        weight,
+        bias,
+        mask,
+        torch.rand(6) + 0.5,
+        torch.rand(6),
+        torch.tensor(step),
+        3,
+        0.8,
+        1e-3,
+        BATCH,
+        2,
+    )
 
 
 def power_backward_arguments(step, plain=False):
     x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, layout, channel = (
         t.detach() if isinstance(t, torch.Tensor) else t for t in power_arguments(step, plain)
     )
-    _, batch, count, used, warm = graph.power_norm(x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, layout, channel)
+    _, batch, count, used, warm = graph.power_norm(
+        x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, layout, channel
+    )
     return torch.randn_like(x), x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel
 
 
@@ -123,7 +181,9 @@ def pointwise_arguments(erf, plain=False):
 
 
 def pointwise_backward_arguments(erf, plain=False):
-    x, alpha, shift, weight, bias, mask, erf = (t.detach() if isinstance(t, torch.Tensor) else t for t in pointwise_arguments(erf, plain))
+    x, alpha, shift, weight, bias, mask, erf = (
+        t.detach() if isinstance(t, torch.Tensor) else t for t in pointwise_arguments(erf, plain)
+    )
     wanted = [True, shift is not None, weight is not None, bias is not None]
     return torch.randn_like(x), x, alpha, shift, weight, mask, erf, wanted
 
@@ -181,7 +241,9 @@ FLAT = [pytest.param(op, call, id=f"{op}-{name}") for op, calls in CALLS.items()
 
 
 def test_every_registered_op_is_checked_here():
-    registered = {n.removeprefix("normlab::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("normlab::")}
+    registered = {
+        n.removeprefix("normlab::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("normlab::")
+    }
     assert registered == set(CALLS)
 
 
@@ -291,7 +353,9 @@ def test_compiled_layer_equals_eager(name, training, masked):
             buffer.copy_(torch.rand(buffer.shape) + 0.5)
     before = {k: v.clone() for k, v in layer.named_buffers()}
     # a graph hands the residual kernel a gradient of zeros for the stream nobody used: other instructions, last bits
-    assert_compiled_equals_eager(layer, name, exact=name != "residual", **({"mask": random_mask(3, 7)} if masked else {}))
+    assert_compiled_equals_eager(
+        layer, name, exact=name != "residual", **({"mask": random_mask(3, 7)} if masked else {})
+    )
     moved = [k for k, v in layer.named_buffers() if not torch.equal(v, before[k])]
     assert bool(moved) == (training and bool(before))
 
@@ -358,7 +422,9 @@ def test_power_norm_across_the_end_of_warmup():
 def test_power_norm_learns_the_same_compiled():
     """Two of them in a model under an optimizer: the state of one step feeds the next."""
     torch.manual_seed(11)
-    model = nn.Sequential(make_layer("power", warmup_steps=2), nn.Linear(WIDTH, WIDTH), make_layer("power", warmup_steps=2))
+    model = nn.Sequential(
+        make_layer("power", warmup_steps=2), nn.Linear(WIDTH, WIDTH), make_layer("power", warmup_steps=2)
+    )
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for m, f in ((model, model), (twin, compiled)):
@@ -374,16 +440,35 @@ def test_power_norm_learns_the_same_compiled():
     assert (model[0].running_nu != 0).all()
 
 
-def test_other_shapes_do_not_need_another_graph():
-    layer = make_layer("batch")
+class Twice(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+def test_power_norm_used_twice_in_a_graph():
+    """Its backward changes nu while the backward of the other use still needs it."""
+    model = Twice(make_layer("power", warmup_steps=1))
+    assert_compiled_equals_eager(model, "power", exact=False, steps=3)
+    assert model.layer.num_batches_tracked == 6
+
+
+@pytest.mark.parametrize("name", ["layer", "batch", "group", "power", "dyt"])
+def test_other_shapes_do_not_need_another_graph(name):
+    layer = make_layer(name)
     twin = copy.deepcopy(layer)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(twin, fullgraph=True, backend=counter, dynamic=True)
+    compiled_frames = []
     for shape in ((3, 7, WIDTH), (5, 11, WIDTH), (2, 13, WIDTH)):
         x = torch.randn(shape)
         assert torch.equal(compiled(x), layer(x))
         assert_buffers_close(twin, layer)
-    assert counter.frame_count == 1
+        compiled_frames.append(counter.frame_count)
+    assert compiled_frames == [compiled_frames[0]] * 3
 
 
 # ---- inductor --------------------------------------------------------------------------------------------------------
@@ -394,7 +479,10 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = normlab.LayerNorm(WIDTH), normlab.ResidualNorm(WIDTH, norm="rms", alpha=1.2, return_stream=True)
+        self.first, self.last = (
+            normlab.LayerNorm(WIDTH),
+            normlab.ResidualNorm(WIDTH, norm="rms", alpha=1.2, return_stream=True),
+        )
         self.up, self.down = nn.Linear(WIDTH, 31), nn.Linear(31, WIDTH)
 
     def forward(self, x):
@@ -412,7 +500,13 @@ def test_inductor_on_a_block():
 def test_inductor_on_channels_last_images():
     """Inductor may choose memory layouts of its own; the kernels must get the one they were told of."""
     torch.manual_seed(13)
-    model = nn.Sequential(nn.Conv2d(3, 5, 3), normlab.BatchNorm(5, channel_dim=1), nn.ReLU(), nn.Conv2d(5, 6, 1), normlab.GroupNorm(3, 6, channel_dim=1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3),
+        normlab.BatchNorm(5, channel_dim=1),
+        nn.ReLU(),
+        nn.Conv2d(5, 6, 1),
+        normlab.GroupNorm(3, 6, channel_dim=1),
+    )
     model = model.to(memory_format=torch.channels_last)
     twin = copy.deepcopy(model)
     compiled = torch.compile(twin, fullgraph=True, backend="inductor")

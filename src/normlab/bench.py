@@ -303,7 +303,8 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
 
     def column_pair() -> None:
         layout = (1, rows, d, d, False, True)
-        n.column_forward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, b, px, mean, var, count, py)
+        n.column_forward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, b, px, mean, var, count, py, 0, 0,
+                         0, 0.0)  # fmt: skip
         n.column_backward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, px, mean, var, count, pg, sum_g,
                           sum_gx, True, True, 0, 0, 0, pdx, pdw, pdb)  # fmt: skip
 

@@ -14,8 +14,8 @@ from . import __version__
 EXAMPLES = """examples:
   normlab list                      norms with formula, paper and what shares a statistic
   normlab doctor                    kernels, threads, allocator advice for this machine
-  normlab bench --quick             verify, then compare with torch (half a minute)
-  normlab bench --json bench.json   the full comparison (ten minutes)
+  normlab bench --quick             verify, then compare with torch on two shapes
+  normlab bench --json bench.json   the full comparison, with torch.compile
   normlab numerics                  largest errors against float64
 """
 
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench = verb(
         "bench", "Verify, then compare with torch, torch.compile and the memory limit.", "normlab bench --quick"
     )
-    bench.add_argument("--quick", action="store_true", help="two shapes, no torch.compile, about half a minute")
+    bench.add_argument("--quick", action="store_true", help="two shapes, no torch.compile")
     bench.add_argument("--threads", type=int, default=None, help="threads for both sides (default: torch's)")
     bench.add_argument("--seconds", type=float, default=1.0, help="time per comparison (default 1)")
     bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
@@ -93,7 +93,7 @@ def show_doctor(args: argparse.Namespace) -> int:
         ("torch", f"{facts['torch']}, Python {facts['python']}"),
         ("native kernels", f"yes, instruction set {facts['isa']}" if facts["native"] else f"NO: {facts['native_missing']}; every op runs on the reference formulas"),
         ("in this build", isas or "none"),
-        ("threads", f"{facts['threads']}" + ("" if facts["openmp"] else " (kernels were built without OpenMP: they use one)")),
+        ("threads", f"{facts['threads']}" + ("" if facts["openmp"] or not facts["native"] else " (kernels were built without OpenMP: they use one)")),
         ("thread pools", "one, shared with torch" if pools == 1 else f"{pools}: {', '.join(facts['thread_pools'])}"),
         ("kernel request", facts["request"]),
     ]  # fmt: skip

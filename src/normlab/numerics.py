@@ -75,7 +75,7 @@ def forward_lines() -> list[Line]:
         "layer": lambda x: ops.layer_norm(x, (WIDTH,), eps=1e-5),
         "rms": lambda x: ops.rms_norm(x, (WIDTH,), eps=1e-5),
     }
-    inputs = [(f"mean {m:.0e}, std 1", m, 1.0) for m in MEANS] + [
+    inputs = [(f"mean {m:.0e}, std 1" if m else "mean 0, std 1", m, 1.0) for m in MEANS] + [
         (f"mean 0, std {s:.0e}", 0.0, s) for s in SCALES if s != 1
     ]
     for case, mean, scale in inputs:

@@ -160,7 +160,7 @@ def row_norm(
             if facts[2] == 0:
                 facts = (facts[0], facts[1], width, facts[3], facts[4])
             if torch.is_grad_enabled():
-                return eager.RowNorm.apply(x, weight, bias, None, facts)
+                return eager.row_norm(x, weight, bias, None, facts)
             return cpu.row_forward(x, weight, bias, None, *facts)[0]
     return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
 
@@ -199,7 +199,7 @@ def _row_norm_checked(
         bias = bias.to(weight.dtype)
     route = _route(op, x)
     if route == "eager":
-        y = eager.RowNorm.apply(x, weight, bias, mask, (mode, eps, partial, offset, round_before_gain))
+        y = eager.row_norm(x, weight, bias, mask, (mode, eps, partial, offset, round_before_gain))
     elif route == "graph":
         y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
@@ -318,7 +318,7 @@ def residual_norm(
         return (y, stream) if return_stream else y
     seed_value = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
     if route == "eager":
-        return eager.ResidualNorm.apply(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
+        return eager.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
                                         round_before_gain, alpha, drop, seed_value, return_stream)  # fmt: skip
     both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
                                     drop, seed_value)  # fmt: skip
@@ -349,7 +349,7 @@ def _layout(x: Tensor, channel: int, groups: int, pooled: bool) -> tuple[Tensor,
     return x.contiguous(), (outer, inner, channels, groups, True, pooled)
 
 
-def _column_norm(
+def column_norm(
     op: str,
     x: Tensor,
     weight: Tensor | None,
@@ -372,7 +372,7 @@ def _column_norm(
     ``running`` (mean, variance, factor) are moved towards the batch's statistics.
     """
     if not pooled and channel not in (1, x.dim() - 1):  # a sample is axis 0: bring the channels next to it
-        y, found = _column_norm(op, x.movedim(channel, -1), weight, bias, eps, groups=groups, pooled=pooled,
+        y, found = column_norm(op, x.movedim(channel, -1), weight, bias, eps, groups=groups, pooled=pooled,
                                 channel=x.dim() - 1, mask=mask, centered=centered, gain=gain, statistics=statistics,
                                 want_statistics=want_statistics)  # fmt: skip
         return y.movedim(-1, channel), found
@@ -390,13 +390,12 @@ def _column_norm(
         # A factor that is a tensor (plain average), synced or absent statistics: the update is done below.
         inside = running is not None and group is None and not isinstance(running[2], Tensor)
         want = want_statistics or (running is not None and not inside)
-        result = eager.ColumnNorm.apply(packed, weight, bias, mask, given, running if inside else None, eps,
-                                        gain == "offset", centered, layout, channel, group, want)  # fmt: skip
+        facts = (eps, gain == "offset", centered, layout, running if inside else None, group, want, channel)
+        result = eager.column_norm(packed, weight, bias, mask, given, facts)
         if not want:
             return result, None
         y, found = result[0], cpu.split_statistics(result[1], layout)
-        if inside:
-            running = None
+        running = None if inside else running
     elif route == "graph" and (group is None or statistics is not None):
         packed, layout = _layout(x, channel, groups, pooled)
         mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups) for s in statistics)
@@ -542,7 +541,7 @@ def batch_norm(
         )
     else:
         statistics = (running_mean, running_var)
-    return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=mask, gain=gain,
+    return column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=mask, gain=gain,
                         statistics=statistics, running=running, group=group)[0]  # fmt: skip
 
 
@@ -569,7 +568,7 @@ def instance_norm(
     channel = _check_columns("instance_norm", x, channel_dim, weight, bias)
     if mask is not None or lengths is not None:
         mask = as_mask("instance_norm", x, positions(x, channel), mask, lengths)
-    return _column_norm("instance_norm", x, weight, bias, eps, groups=x.shape[channel], pooled=False, channel=channel,
+    return column_norm("instance_norm", x, weight, bias, eps, groups=x.shape[channel], pooled=False, channel=channel,
                         mask=mask, gain=gain)[0]  # fmt: skip
 
 
@@ -590,7 +589,7 @@ def group_norm(
     check_groups(num_groups, x.shape[channel])
     if mask is not None or lengths is not None:
         mask = as_mask("group_norm", x, positions(x, channel), mask, lengths)
-    return _column_norm("group_norm", x, weight, bias, eps, groups=num_groups, pooled=False, channel=channel,
+    return column_norm("group_norm", x, weight, bias, eps, groups=num_groups, pooled=False, channel=channel,
                         mask=mask, gain=gain)[0]  # fmt: skip
 
 
@@ -630,21 +629,21 @@ def power_norm(
     channels = x.shape[channel]
     if not training:
         statistics = (torch.zeros_like(running_psi2), running_psi2)
-        return _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
+        return column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                             centered=False, statistics=statistics)[0]  # fmt: skip
     if bias is not None and weight is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
     route = _route(op, x)
     warmup = warmup_steps if running else 2**62
     if not running:
-        y, found = _column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
+        y, found = column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                                 centered=False, group=group, want_statistics=True)  # fmt: skip
         assert found is not None
         _, batch, count = found
     elif _in_transform():
         raise TransformUnsupported(
             "PowerNorm's running form updates its state in backward, which functional transforms cannot see; "
-            "use PowerNorm(running=False)"
+            "use PowerNorm(running=False) and pass its buffers through torch.func.functional_call"
         )
     elif route == "graph":
         if group is not None:
@@ -654,7 +653,7 @@ def power_norm(
                                                  warmup, alpha_backward, eps, list(layout), channel)  # fmt: skip
     else:
         seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
-        y, batch, count = eager.PowerNorm.apply(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
+        y, batch, count = eager.power_norm(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
                                                 alpha_backward, eps, seen[1], channel, group)  # fmt: skip
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
@@ -685,7 +684,7 @@ def _pointwise(
     shift, weight, bias = (None if t is None else t.to(alpha.dtype).contiguous() for t in (shift, weight, bias))
     if route == "graph":
         return graph.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
-    return eager.Pointwise.apply(x, alpha, shift, weight, bias, real, op == "derf")
+    return eager.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
 
 
 def dyt(

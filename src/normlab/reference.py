@@ -74,7 +74,7 @@ def moments(
     """
     total = all_sum or (lambda t: t)
     if mask is None:
-        ones = math.prod(x.shape[a] for a in axes)
+        ones = math.prod([x.shape[a] for a in axes])  # a list: tracing rejects a generator here
         count = torch.full(
             [1 if a in axes else n for a, n in enumerate(x.shape)], float(ones), dtype=x.dtype, device=x.device
         )

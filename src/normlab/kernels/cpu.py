@@ -89,11 +89,13 @@ def row_backward(
         grad = grad.contiguous()
     dx = torch.empty_like(grad)
     first = statistics.data_ptr()
+    parameters = weight if weight is not None else dweight if dweight is not None else dbias
     native.row_backward(
-        rows, width, step, partial, CODES[x.dtype], _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype],
-        mode, eps, offset, round_first, get_num_threads(), _address(mask), _address(weight), x.data_ptr(),
-        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(),
-        _address(dweight), _address(dbias), False, 0, 0, 1.0, 0.0, 0,
+        rows, width, step, partial, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype], mode, eps,
+        offset, round_first, get_num_threads(), 0 if mask is None else mask.data_ptr(),
+        0 if weight is None else weight.data_ptr(), x.data_ptr(), first if mode == 0 else 0,
+        first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(),
+        0 if dweight is None else dweight.data_ptr(), 0 if dbias is None else dbias.data_ptr(), False, 0, 0, 1.0, 0.0, 0,
     )  # fmt: skip
     return dx
 
