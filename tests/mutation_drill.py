@@ -1,0 +1,179 @@
+"""The mutation drill: break a kernel or a formula on purpose, one line at a time, and see a test turn red.
+
+Each mutation is applied to a copy of the tree, the copy is built (one instruction set, no optimisation needed) and the
+tests named for it are run against it. A mutation that every test survives is a hole in the tests: exit code 1.
+
+    make mutation                 all of them
+    python tests/mutation_drill.py --list
+    python tests/mutation_drill.py eps mask        those whose name contains a word
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from normlab.kernels import cpu
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = "tests/test_kernels.py"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str  # pytest -k expression
+    module: str = KERNELS
+
+
+ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
+AGREES = "agrees_with_float64"
+MUTATIONS = [
+    Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
+    Mutation("row: drop the gain", ROW, "xhat * load_same(gain + j) + load_same(bias + j), count);", "xhat + load_same(bias + j), count);", f"{AGREES} and rms and float32"),
+    Mutation("row: gain of the first column for all", ROW, "xhat * load_same(gain + j) + load_same(bias + j), count);", "xhat * gain[0] + load_same(bias + j), count);", f"{AGREES} and rms and float32"),
+    Mutation("row: swap mean and rms", ROW, "moments(x[i], counted, a.mode == RowMode::layer,", "moments(x[i], counted, a.mode != RowMode::layer,", f"{AGREES} and layer and float32"),
+    Mutation("row: wrong stride", ROW, "x[i] = (const T*)a.x + rows[i] * a.x_stride;", "x[i] = (const T*)a.x + rows[i] * a.width;", "strided"),
+    Mutation("row: ignore the mask", ROW, "if (a.mask && !a.mask[row]) {\n            blank(row);", "if (false) {\n            blank(row);", f"{AGREES} and layer and masked"),
+    Mutation("row: drop the share of the mean in dx", ROW, "((g * load_same(gain + j) - c1) - xhat * c2) * r", "(g * load_same(gain + j) - xhat * c2) * r", f"{AGREES} and layer and float32"),
+    Mutation("row: drop the share of the variance in dx", ROW, "(g * load_same(gain + j) - xhat * c2) * r, count);\n            });\n        } else {", "(g * load_same(gain + j)) * r, count);\n            });\n        } else {", f"{AGREES} and rms and float32"),
+    Mutation("row: forget the rest of the mean", ROW, "rest = (C)(-(mean - hi) * rstd), c1 = p.c1", "rest = 0, c1 = p.c1", "large_mean and layer"),
+    Mutation("row: no float64 for extreme rows", "csrc/moments.h", "if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);", "", "any_scale and rms"),
+    Mutation("row: keep a bad shift", "csrc/moments.h", "if (rest * rest <= var || attempt == 2)", "if (true)", "outlier or large_mean"),
+    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/test_norms.py"),
+    Mutation("row: alpha lost in dx", ROW, "out.write(dx + j, d * alpha, count);", "out.write(dx + j, d, count);", "residual or Residual", "tests/test_norms.py"),
+    Mutation("row: clamped length still projected", ROW, "return rstd == 1.0 / a.eps ? 0.0 : 1.0;", "return 1.0;", "any_scale and scale or clamp"),
+    Mutation("blocks: forget the last partial one", "csrc/pack.h", "    if (j < width) f(j, width - j);", "", f"{AGREES} and 33"),
+    Mutation("blocks: padding lanes enter the sums", "csrc/pack.h", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>& m, int64_t) { return keep(a, m); }", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>&, int64_t) { return a; }", f"{AGREES} and layer and 33"),
+    Mutation("blocks: bfloat16 truncates", "csrc/pack.h", "return u + 0x7fffu + ((u >> 16) & 1u);", "return u;", f"{AGREES} and bfloat16"),
+    Mutation("sums: lose the flush", "csrc/sums.h", "if (++held == flush_rows) flush();", "if (++held == flush_rows) held = 0, memset(current, 0, (size_t)wide * 2 * sizeof(C));", "many_rows"),
+    Mutation("sums: forget the last task", "csrc/sums.h", "for (int64_t t = 1; t < tasks; ++t)", "for (int64_t t = 1; t < tasks - 1; ++t)", "many_rows"),
+    Mutation("column: drop eps", COLUMN, "f(set, at, a.mean[at], 1.0 / sqrt(a.var[at] + a.eps),", "f(set, at, a.mean[at], 1.0 / sqrt(a.var[at]),", f"{AGREES} and instance or single"),
+    Mutation("column: drop the gain", COLUMN, "const double factor = rstd * gain[c], constant = bias[c] - rest * gain[c];", "const double factor = rstd, constant = bias[c] - rest;", f"{AGREES} and batch and float32"),
+    Mutation("column: swap mean and mean square", COLUMN, "a.var[set * a.groups + g] = a.centered ? var : var + mean * mean;", "a.var[set * a.groups + g] = var + mean * mean;", f"{AGREES} and batch and float32"),
+    Mutation("column: ignore the mask in the statistics", COLUMN, "found += mask[r] != 0;", "found += 1;", f"{AGREES} and batch and masked"),
+    Mutation("column: leave padding in the output", COLUMN, "if (a.mask && !a.mask[r]) { blank(r); continue; }", "", f"{AGREES} and batch and masked"),
+    Mutation("column: cross term of the merge", COLUMN, "m2_j[l] += (double)q[l] - rest * (double)s[l] + delta * delta * cross;", "m2_j[l] += (double)q[l] - rest * (double)s[l];", "many_rows and batch or large_mean and batch"),
+    Mutation("column: wrong stride", COLUMN, "p[k] = x + rows.at(i + k) * a.channels;", "p[k] = x + (i + k) * a.channels;", f"{AGREES} and batch and masked"),
+    Mutation("column: drop the share of the mean in dx", COLUMN, "(C)(a.centered ? share * c1 : 0)", "(C)(0 * share * c1)", f"{AGREES} and batch and float32"),
+    Mutation("column: drop the share of the variance in dx", COLUMN, "to_xhat = (C)(share * c2);", "to_xhat = (C)(0 * share * c2);", f"{AGREES} and batch and float32"),
+    Mutation("column: biased running variance", COLUMN, "a.var[c] * (n / (n - 1))", "a.var[c]", "running", "tests/test_norms.py"),
+    Mutation("column: group boundaries", COLUMN, "for (int64_t c = g * width; c < (g + 1) * width; ++c)\n                    merge", "for (int64_t c = g * width; c < (g + 1) * width - 1; ++c)\n                    merge", f"{AGREES} and group and float32"),
+    Mutation("column: planes of one sample", COLUMN, "const int64_t offset = (segment * a.channels + channel) * a.rows;", "const int64_t offset = channel * a.rows;", "images"),
+    Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
+    Mutation("pointwise: slope at one", POINT, "const Bk du = g * load_same(gain + j) * slope;", "const Bk du = g * load_same(gain + j);", f"{AGREES} and dyt and float32"),
+    Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
+    Mutation("reference: drop eps", "src/normlab/reference.py", "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/test_reference.py"),
+    Mutation("reference: padding leaks", "src/normlab/reference.py", "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/test_reference.py"),
+    Mutation("layer: offset gain as direct", "src/normlab/norms.py", 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/test_norms.py"),
+    Mutation("power: batch psi after warm-up", "src/normlab/eager.py", "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/test_norms.py"),
+]  # fmt: skip
+
+
+def applicable(mutation: Mutation) -> bool:
+    """The text to change is there, and only where it is meant (twice for the two forms of a row)."""
+    return 1 <= (ROOT / mutation.file).read_text().count(mutation.old) <= 2
+
+
+def copy_tree(to: Path) -> None:
+    for name in ("csrc", "src", "tests", "CMakeLists.txt", "pyproject.toml"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", ".hypothesis"))
+        else:
+            shutil.copy(source, to / name)
+
+
+def build(tree: Path) -> None:
+    folder = tree / "build"
+    # One instruction set is quicker to build; with FMA where there is one, because torch uses it, too.
+    flags = "-mavx2 -mfma -mf16c" if dict(cpu.native.isas()).get("avx2") else ""
+    configure = ["cmake", "-S", str(tree), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
+                 "-DNORMLAB_ISAS=baseline", f"-DCMAKE_CXX_FLAGS={flags}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(folder), "--parallel", "2"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stdout[-3000:] + done.stderr[-3000:])
+    (module,) = folder.glob("_native*")
+    shutil.copy(module, tree / "src" / "normlab" / "kernels" / module.name)
+
+
+RUN = """
+import sys
+# The installed package redirects imports to the checkout; the drill wants the mutated copy.
+sys.meta_path = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
+sys.path.insert(0, sys.argv[1])
+import pytest
+import normlab
+assert normlab.__file__.startswith(sys.argv[1]), normlab.__file__
+raise SystemExit(pytest.main(["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[2], "-k", sys.argv[3]]))
+"""
+
+
+def run_tests(tree: Path, module: str, expression: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", RUN, str(tree / "src"), str(tree / module), expression]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
+    return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+def drill(mutations: list[Mutation]) -> int:
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        build(tree)
+        for module, expression in sorted({(m.module, m.tests) for m in mutations}):
+            code, output = run_tests(tree, module, expression)
+            if code != 0:
+                print(f"not green before any mutation (exit {code}): {module} -k '{expression}'\n{output}")
+                return 2
+        for mutation in mutations:
+            started = time.monotonic()
+            path = tree / mutation.file
+            before = path.read_text()
+            path.write_text(before.replace(mutation.old, mutation.new))
+            try:
+                build(tree)  # also undoes the mutation before
+                code, output = run_tests(tree, mutation.module, mutation.tests)
+            finally:
+                path.write_text(before)
+            red = code == 1
+            if not red:
+                survivors.append(mutation.name)
+            print(f"{'red ' if red else 'SURVIVED'} {mutation.name} ({time.monotonic() - started:.0f} s)", flush=True)
+            if code not in (0, 1):
+                print(f"  pytest ended with {code}: {output[-500:]}")
+    print(f"{len(mutations) - len(survivors)} of {len(mutations)} mutations turned a test red")
+    for name in survivors:
+        print(f"  survived: {name}")
+    return 1 if survivors else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="only mutations whose name contains one of these")
+    parser.add_argument("--list", action="store_true", help="list the mutations and whether they still apply")
+    args = parser.parse_args()
+    chosen = [m for m in MUTATIONS if not args.words or any(w in m.name for w in args.words)]
+    if args.list:
+        for m in chosen:
+            print(f"{'applies' if applicable(m) else 'STALE  '} {m.name}: {m.file}")
+        return 0
+    stale = [m.name for m in chosen if not applicable(m)]
+    if stale:
+        print(f"the text to mutate is gone, mend the drill: {stale}")
+        return 2
+    return drill(chosen)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
