@@ -244,7 +244,7 @@ class Transposed(nn.Module):
 
 def pair(name):
     """Our layer and its counterpart with the same parameters; neither keeps running statistics."""
-    options = {"rms": {"eps": 1e-3}, "batch": {"track_running_stats": False}, "power": {"running": False},
+    options = {"rms": {"eps": 1e-3}, "batch": {"track_running_stats": False}, "power": {"running": False, "track_running_stats": False},
                "residual": {"alpha": 1.3}}.get(name, {})  # fmt: skip
     ours = make_layer(name, **options)
     torch_layers = {

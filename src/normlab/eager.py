@@ -31,10 +31,15 @@ def apply(function: type[Function]) -> Callable[..., Any]:
 def replay(
     formula: Callable[..., Any], inputs: Sequence[Tensor | None], needs: Sequence[bool], grads: Any
 ) -> list[Tensor | None]:
-    """Gradients of a reference formula, themselves differentiable."""
-    wanted = [t for t, need in zip(inputs, needs, strict=True) if need and t is not None]
+    """Gradients of a reference formula, themselves differentiable.
+
+    They are taken with respect to aliases: one input may depend on another (a branch on the stream, layers that share a
+    weight), and only the way through this formula counts here.
+    """
     with torch.enable_grad():
-        found = iter(torch.autograd.grad(formula(*inputs), wanted, grads, create_graph=True, allow_unused=True))
+        aliases = [None if t is None else t.view_as(t) for t in inputs]
+        wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
+        found = iter(torch.autograd.grad(formula(*aliases), wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
 
 

@@ -47,6 +47,10 @@ class _Norm(nn.Module):
             )
         self.reset_parameters()
 
+    def _own(self, name: str) -> Tensor | None:
+        """self.weight or self.bias without the half microsecond of attribute lookup; parametrized ones have moved."""
+        return self._parameters[name] if name in self._parameters else getattr(self, name)
+
     def reset_parameters(self) -> None:
         if self.weight is not None:
             nn.init.constant_(self.weight, 0.0 if self.gain == "offset" else 1.0)
@@ -97,9 +101,9 @@ class LayerNorm(_Norm):
         )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
-        p = self._parameters  # attribute access to a parameter costs half a microsecond
         facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)
-        return ops.row_norm("LayerNorm", x, self.normalized_shape, p["weight"], p["bias"], facts, mask, lengths)
+        weight, bias = self._own("weight"), self._own("bias")
+        return ops.row_norm("LayerNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}"
@@ -150,8 +154,8 @@ class RMSNorm(_Norm):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         facts = (1, ops.rms_eps(x, self.eps), self._partial_width, self.gain == "offset", self.round_before_gain)
-        p = self._parameters
-        return ops.row_norm("RMSNorm", x, self.normalized_shape, p["weight"], p["bias"], facts, mask, lengths)
+        weight, bias = self._own("weight"), self._own("bias")
+        return ops.row_norm("RMSNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"
@@ -248,7 +252,7 @@ class _RunningNorm(_ChannelNorm):
         return self.num_batches_tracked if self.momentum is None else self.momentum
 
     def _count(self) -> None:
-        if self.num_batches_tracked is not None and self.momentum is not None:
+        if self.num_batches_tracked is not None and self.momentum is not None and not ops.recomputing():
             self.num_batches_tracked.add_(1)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *rest: Any) -> None:
@@ -432,7 +436,7 @@ class InstanceNorm(_RunningNorm):
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
         if mask is not None or lengths is not None:
             mask = ops.as_mask("InstanceNorm", x, ops.positions(x, channel), mask, lengths)
-        tracked = self.track_running_stats and self.training
+        tracked = self.track_running_stats and self.training and not ops.recomputing()
         y, found = ops.column_norm("instance_norm", x, self.weight, self.bias, self.eps, groups=self.num_features,
                                     pooled=False, channel=channel, mask=mask, gain=self.gain,
                                     want_statistics=tracked)  # fmt: skip
@@ -491,8 +495,8 @@ class GroupNorm(_ChannelNorm):
         channel = self._check_channels(x)
         if mask is not None or lengths is not None:
             mask = ops.as_mask("GroupNorm", x, ops.positions(x, channel), mask, lengths)
-        p = self._parameters
-        return ops.column_norm("group_norm", x, p["weight"], p["bias"], self.eps, groups=self.num_groups, pooled=False,
+        weight, bias = self._own("weight"), self._own("bias")
+        return ops.column_norm("group_norm", x, weight, bias, self.eps, groups=self.num_groups, pooled=False,
                                channel=channel, mask=mask, gain=self.gain)[0]  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -508,6 +512,7 @@ class PowerNorm(_ChannelNorm):
         evaluation  the running psi
         backward    (weight * grad - nu * xhat) / psi, nu a running quantity of its own
 
+    ``track_running_stats=False`` (with running=False) keeps no state: evaluation, too, uses the batch.
     ``group_scaling=g`` first divides every token by its RMS within each of g groups of channels, as the paper's
     experiments do. ``sync=True`` pools over processes. During warm-up the running psi^2 is the plain average of the
     batches so far and the gradient is exact. Shen et al. 2020 (arXiv 2003.07845).
@@ -517,9 +522,9 @@ class PowerNorm(_ChannelNorm):
     True
     """
 
-    running_psi2: Tensor
-    running_nu: Tensor
-    num_batches_tracked: Tensor
+    running_psi2: Tensor | None
+    running_nu: Tensor | None
+    num_batches_tracked: Tensor | None
 
     def __init__(
         self,
@@ -534,6 +539,7 @@ class PowerNorm(_ChannelNorm):
         *,
         bias: bool = True,
         running: bool = True,
+        track_running_stats: bool = True,
         group_scaling: int | None = None,
         channel_dim: int = -1,
         sync: bool = False,
@@ -551,15 +557,21 @@ class PowerNorm(_ChannelNorm):
         self.alpha_backward = alpha_backward
         self.warmup_steps = warmup_steps
         self.affine = affine
+        if running and not track_running_stats:
+            raise ValueError("the running form needs its running quantities: set running=False as well")
         self.running = running
+        self.track_running_stats = track_running_stats
         self.group_scaling = group_scaling
         self.channel_dim = channel_dim
         self.sync = sync
         self.process_group = process_group
         self._make_parameters((num_features,), "direct" if affine else "none", affine and bias, device, dtype)
-        self.register_buffer("running_psi2", torch.ones(num_features, device=device, dtype=dtype))
-        self.register_buffer("running_nu", torch.zeros(num_features, device=device, dtype=dtype))
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
+        tracked = track_running_stats
+        self.register_buffer("running_psi2", torch.ones(num_features, device=device, dtype=dtype) if tracked else None)
+        self.register_buffer("running_nu", torch.zeros(num_features, device=device, dtype=dtype) if tracked else None)
+        self.register_buffer(
+            "num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if tracked else None
+        )
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         channel = self._check_channels(x)
@@ -567,6 +579,9 @@ class PowerNorm(_ChannelNorm):
         if self.group_scaling is not None:
             x = self._scale_groups(x, channel, mask)
         group = ops.process_group(self.sync, self.process_group)
+        if self.running_psi2 is None or self.running_nu is None or self.num_batches_tracked is None:
+            return ops.column_norm("power_norm", x, self.weight, self.bias, self.eps, groups=self.num_features,
+                                   pooled=True, channel=channel, mask=mask, centered=False, group=group)[0]  # fmt: skip
         return ops.power_norm(x, self.running_psi2, self.running_nu, self.num_batches_tracked, self.weight, self.bias,
                               self.training, self.eps, alpha_forward=self.alpha_forward,
                               alpha_backward=self.alpha_backward, warmup_steps=self.warmup_steps, running=self.running,

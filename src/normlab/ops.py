@@ -47,6 +47,11 @@ def _route(op: str, x: Tensor) -> str:
     return "graph" if dispatch_depth() > 0 else "eager"
 
 
+def recomputing() -> bool:
+    """Is this forward a recomputation inside a backward pass (activation checkpointing)? State has moved already then."""
+    return not is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 def _in_transform() -> bool:
     return are_transforms_active() or forward_ad._current_level >= 0
 
@@ -380,6 +385,8 @@ def column_norm(
     check_gain(gain)
     weight, bias = dense(weight), dense(bias)
     route = _route(op, x)
+    if running is not None and recomputing():
+        running = None
     if bias is not None and weight is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
     if route == "eager":
@@ -498,6 +505,25 @@ def update_running(
 
     Fewer than two real cells say nothing about a variance: the buffers are then left as they are.
     """
+    try:
+        _update_running(running_mean, running_var, mean, var, count, factor)
+    except RuntimeError as error:
+        if not _in_transform():
+            raise
+        raise TransformUnsupported(
+            "running statistics cannot be updated inside this functional transform; use eval mode or "
+            "track_running_stats=False, or make the buffers inputs of the transformed function"
+        ) from error
+
+
+def _update_running(
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    factor: float | Tensor,
+) -> None:
     enough = count >= 2
     if isinstance(factor, Tensor):  # the plain average: factor is the number of batches taken in so far
         factor.add_(enough)
@@ -635,16 +661,22 @@ def power_norm(
         bias = bias.to(weight.dtype)
     route = _route(op, x)
     warmup = warmup_steps if running else 2**62
+    again = recomputing()
+    if _in_transform():
+        raise TransformUnsupported(
+            "PowerNorm updates its running quantities in training, which functional transforms cannot see; use "
+            "PowerNorm(running=False, track_running_stats=False) or eval mode"
+        )
+    if again and running:
+        raise TransformUnsupported(
+            "PowerNorm's running form moves the statistics it divides by, so recomputing it (activation checkpointing) "
+            "would give another result; leave this layer outside the checkpoint"
+        )
     if not running:
         y, found = column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                                 centered=False, group=group, want_statistics=True)  # fmt: skip
         assert found is not None
         _, batch, count = found
-    elif _in_transform():
-        raise TransformUnsupported(
-            "PowerNorm's running form updates its state in backward, which functional transforms cannot see; "
-            "use PowerNorm(running=False) and pass its buffers through torch.func.functional_call"
-        )
     elif route == "graph":
         if group is not None:
             raise TransformUnsupported("a synced PowerNorm cannot be compiled; leave it outside torch.compile")
@@ -655,6 +687,8 @@ def power_norm(
         seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
         y, batch, count = eager.power_norm(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
                                                 alpha_backward, eps, seen[1], channel, group)  # fmt: skip
+    if again:
+        return y
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
         share = torch.where(step < warmup, 1.0 / (step + 1).double(), 1.0 - alpha_forward).to(running_psi2.dtype)
