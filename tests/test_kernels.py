@@ -168,6 +168,23 @@ def test_outlier_features_do_not_hurt(isa):
         assert_close("batch", ops.batch_norm(rows, training=True), want, torch.float32)
 
 
+def test_a_first_block_unlike_the_rest_does_not_hurt(isa):
+    """The shift is taken from the first values; here they lie a thousand deviations from the mean."""
+    x = torch.randn(3, 65537)
+    x[:, :64] += 1000
+    want = reference.row_norm(x.double(), None, None, None, mode="layer", eps=1e-5, partial=65537)
+    assert_close("y", ops.layer_norm(x, (65537,)), want, torch.float32)
+
+
+def test_scale_norm_below_eps_is_a_plain_division(isa):
+    """|x| < eps is clamped: the length is a constant there and takes no part in the gradient."""
+    x, grad = torch.randn(5, 67) * 1e-8, torch.randn(5, 67)
+    layer = make_layer("scale", 67, torch.float32)
+    got = run(layer, x, grad)
+    torch.testing.assert_close(got.y, layer.weight.detach() * x / layer.eps)
+    torch.testing.assert_close(got.dx, layer.weight.detach() * grad / layer.eps)
+
+
 def test_sixteen_bit_gradients_are_summed_in_more(isa):
     x, grad = torch.randn(8192, 64).bfloat16(), torch.full((8192, 64), 0.4976).bfloat16()
     layer = normlab.LayerNorm(64, dtype=torch.bfloat16)

@@ -279,14 +279,15 @@ def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, batch: Tensor, used: 
 def _power_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, mask, _, nu, _, _, alpha, eps, layout, channel = inputs
     _, batch, count, used, warm = output
-    ctx.save_for_backward(x, weight, mask, batch, used, count, warm, nu)
+    ctx.save_for_backward(x, weight, mask, batch, used, count, warm)
+    ctx.nu = nu  # not among the saved: backward changes it, and a second use of the layer still needs it
     ctx.facts = (alpha, eps, layout, channel)
     ctx.dtypes = [None if p is None else p.dtype for p in (weight, bias)]
 
 
 def _power_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mask, batch, used, count, warm, nu = ctx.saved_tensors
-    dx, sums = power_norm_backward(grad, x, weight, mask, batch, used, count, warm, nu, *ctx.facts)
+    x, weight, mask, batch, used, count, warm = ctx.saved_tensors
+    dx, sums = power_norm_backward(grad, x, weight, mask, batch, used, count, warm, ctx.nu, *ctx.facts)
     dweight = None if ctx.dtypes[0] is None else sums[1].to(ctx.dtypes[0])
     dbias = None if ctx.dtypes[1] is None else sums[0].to(ctx.dtypes[1])
     return dx, dweight, dbias, *[None] * 9
@@ -353,13 +354,18 @@ pointwise.register_autograd(_pointwise_backward, setup_context=_pointwise_setup)
 # ---- vmap ------------------------------------------------------------------------------------------------------------
 
 
+def _dense(t: Tensor) -> Tensor:
+    """Kernels read through addresses: a slice with gaps is copied, in the same order of its axes."""
+    return t if t.is_contiguous() else t.clone()
+
+
 def _per_sample(op: Callable[..., Any]) -> Callable[..., Any]:
     """A vmap rule that calls the op once per element of the mapped axis and stacks the results."""
 
     def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         results = []
         for i in range(info.batch_size):
-            picked = (a.select(d, i) if isinstance(d, int) else a for a, d in zip(args, in_dims, strict=True))
+            picked = (_dense(a.select(d, i)) if isinstance(d, int) else a for a, d in zip(args, in_dims, strict=True))
             results.append(op(*picked))
         if isinstance(results[0], Tensor):
             return torch.stack(results), 0

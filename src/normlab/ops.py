@@ -67,7 +67,7 @@ def check_floating(op: str, x: Tensor) -> None:
 
 
 def check_eps(eps: float) -> float:
-    if not (isinstance(eps, (int, float)) and eps >= 0 and math.isfinite(eps)):
+    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
         raise ValueError(f"eps must be a finite number >= 0, got {eps!r}")
     return float(eps)
 
@@ -407,7 +407,7 @@ def column_norm(
         packed, layout = _layout(x, channel, groups, pooled)
         mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups) for s in statistics)
         y, *rest = graph.column_norm(packed, weight, bias, mask, mean, square, eps, gain == "offset", centered,
-                                     list(layout), channel)  # fmt: skip
+                                     [*layout[:4], int(layout[4]), int(layout[5])], channel)  # fmt: skip
         found = (rest[0], rest[1], rest[2])
     else:
         y, *rest = reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
@@ -682,7 +682,7 @@ def power_norm(
             raise TransformUnsupported("a synced PowerNorm cannot be compiled; leave it outside torch.compile")
         packed, layout = _layout(x, channel, channels, True)
         y, batch, count, _, _ = graph.power_norm(packed, weight, bias, real, running_psi2.clone(), nu, step.clone(),
-                                                 warmup, alpha_backward, eps, list(layout), channel)  # fmt: skip
+                                                 warmup, alpha_backward, eps, [*layout[:4], int(layout[4]), int(layout[5])], channel)  # fmt: skip
     else:
         seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
         y, batch, count = eager.power_norm(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
