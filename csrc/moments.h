@@ -58,13 +58,16 @@ template <class T>
 inline Moments moments(const T* x, int64_t n, bool centered, double eps, const LaneMask<typename Compute<T>::type>& tail) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
-    Bk total = Bk::all(0), squares = Bk::all(0);
     if (!centered) {
-        each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
-            const Bk b = load(x + j, count);
-            squares = squares + b * b;
+        double s = 0;
+        each_run<C>(n, [&](int64_t from, int64_t length) {
+            Bk squares = Bk::all(0);
+            each_block<C>(length, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk b = load(x + from + j, count);
+                squares = squares + b * b;
+            });
+            s += (double)horizontal(squares);
         });
-        const double s = horizontal(squares);
         if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);
         return {0, s / (double)n};
     }
@@ -72,13 +75,17 @@ inline Moments moments(const T* x, int64_t n, bool centered, double eps, const L
     // better one; for most data one pass is enough.
     C shift = n < Bk::B ? horizontal(load(x, n)) / (C)n : horizontal(load(x)) * (C)(1.0 / Bk::B);
     for (int attempt = 0;; ++attempt) {
-        total = squares = Bk::all(0);
-        each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
-            const Bk d = keep(load(x + j, count) - shift, tail, count);
-            total = total + d;
-            squares = squares + d * d;
+        double sum = 0, s = 0;
+        each_run<C>(n, [&](int64_t from, int64_t length) {
+            Bk total = Bk::all(0), squares = Bk::all(0);
+            each_block<C>(length, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk d = keep(load(x + from + j, count) - shift, tail, count);
+                total = total + d;
+                squares = squares + d * d;
+            });
+            sum += (double)horizontal(total);
+            s += (double)horizontal(squares);
         });
-        const double sum = horizontal(total), s = horizontal(squares);
         if (!trustworthy<C>((double)shift, s, (double)n, eps)) return scaled_moments(x, n, true);
         const double rest = sum / (double)n;
         const double var = s / (double)n - rest * rest;

@@ -399,6 +399,11 @@ template <class C, class F> inline __attribute__((always_inline)) void each_bloc
     for (; j + B <= width; j += B) f(j, Whole{});
     if (j < width) f(j, width - j);
 }
+// Call f(begin, length) on runs short enough to be summed in the compute type: 64 blocks each.
+template <class C, class F> inline __attribute__((always_inline)) void each_run(int64_t width, F&& f) {
+    constexpr int64_t run = 64 * Block<C>::B;
+    for (int64_t j = 0; j < width; j += run) f(j, width - j < run ? width - j : run);
+}
 template <class T> inline __attribute__((always_inline)) Block<typename Compute<T>::type> load(const T* p, Whole) { return load(p); }
 template <class T> inline __attribute__((always_inline)) void store(T* p, const Block<typename Compute<T>::type>& b, Whole) { store(p, b); }
 template <class C> inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>&, Whole) { return a; }

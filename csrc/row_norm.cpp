@@ -251,23 +251,33 @@ template <class T> struct RowGradient {
     Projections project(int64_t row, const T* x, double mean, double rstd) const {
         typedef Block<C> Bk;
         const T* grad = (const T*)a.grad + row * a.width;
-        Bk total = Bk::all(0), along = Bk::all(0);
+        double sum = 0, sum_along = 0;
         if (a.mode != RowMode::layer) {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                along = along + load(grad + j, count) * load_same(gain + j) * load(x + j, count);
+            each_run<C>(a.width, [&](int64_t from, int64_t length) {
+                Bk along = Bk::all(0);
+                each_block<C>(length, [&](int64_t k, auto count) __attribute__((always_inline)) {
+                    const int64_t j = from + k;
+                    along = along + load(grad + j, count) * load_same(gain + j) * load(x + j, count);
+                });
+                sum_along += (double)horizontal(along);
             });
-            return {0, (C)((double)horizontal(along) * rstd * projection(a, rstd))};
+            return {0, (C)(sum_along * rstd * projection(a, rstd))};
         }
         const C hi = (C)mean;
-        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-            const Bk g = load(grad + j, count) * load_same(gain + j);
-            total = total + g;
-            along = along + g * (load(x + j, count) - hi);
+        each_run<C>(a.width, [&](int64_t from, int64_t length) {
+            Bk total = Bk::all(0), along = Bk::all(0);
+            each_block<C>(length, [&](int64_t k, auto count) __attribute__((always_inline)) {
+                const int64_t j = from + k;
+                const Bk g = load(grad + j, count) * load_same(gain + j);
+                total = total + g;
+                along = along + g * (load(x + j, count) - hi);
+            });
+            sum += (double)horizontal(total);
+            sum_along += (double)horizontal(along);
         });
         // The rest of the mean, below the precision of hi, enters here instead of once per element.
-        const double sum = horizontal(total), share = 1.0 / (double)a.width;
-        const double sum_g_xhat = ((double)horizontal(along) - sum * (mean - hi)) * rstd;
-        return {(C)(sum * share), (C)(sum_g_xhat * share)};
+        const double share = 1.0 / (double)a.width;
+        return {(C)(sum * share), (C)((sum_along - sum * (mean - hi)) * rstd * share)};
     }
 
     template <bool params, bool round_first>

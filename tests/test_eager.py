@@ -62,48 +62,60 @@ def leaf(*shape):
 
 # name -> (function of (tensors, mask), tensors, shape of the mask)
 FUNCTIONS = {
-    "layer_norm": lambda: (lambda x, w, b, m: ops.layer_norm(x, (7,), w, b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
+    "layer_norm": lambda: (
+        lambda x, w, b, m: ops.layer_norm(x, (7,), w, b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "layer_norm over two axes": lambda: (
         lambda x, w, b, m: ops.layer_norm(x, (3, 5), w, b, mask=m), [leaf(2, 3, 5), leaf(3, 5), leaf(3, 5)], (2,)),
     "layer_norm without parameters": lambda: (lambda x, m: ops.layer_norm(x, (7,), mask=m), [leaf(2, 3, 7)], (2, 3)),
     "layer_norm offset": lambda: (
         lambda x, w, m: ops.layer_norm(x, (7,), w, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
-    "rms_norm": lambda: (lambda x, w, b, m: ops.rms_norm(x, (7,), w, 1e-3, bias=b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
+    "rms_norm": lambda: (
+        lambda x, w, b, m: ops.rms_norm(x, (7,), w, 1e-3, bias=b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "rms_norm partial": lambda: (
         lambda x, w, m: ops.rms_norm(x, (7,), w, 1e-3, partial=3, mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
     "rms_norm offset": lambda: (
         lambda x, w, m: ops.rms_norm(x, (7,), w, 1e-3, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
     "scale_norm": lambda: (lambda x, w, m: ops.scale_norm(x, w, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
-    "scale_norm clamped": lambda: (lambda x, w, m: ops.scale_norm(x, w, 50.0, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
+    "scale_norm clamped": lambda: (
+        lambda x, w, m: ops.scale_norm(x, w, 50.0, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
     "batch_norm": lambda: (
-        lambda x, w, b, m: ops.batch_norm(x, None, None, w, b, True, mask=m), [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
+        lambda x, w, b, m: ops.batch_norm(x, None, None, w, b, True, mask=m),
+        [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
     "batch_norm images": lambda: (
         lambda x, w, b, m: ops.batch_norm(x, None, None, w, b, True, channel_dim=1, mask=m),
         [leaf(2, 3, 3, 2), leaf(3), leaf(3)], (2, 3, 2)),
     "batch_norm evaluation": lambda: (
-        lambda x, w, b, m: ops.batch_norm(x, torch.full((3,), 0.2, dtype=F64), torch.full((3,), 1.7, dtype=F64), w, b, mask=m),
+        lambda x, w, b, m: ops.batch_norm(x, torch.full((3,), 0.2, dtype=F64), torch.full((3,), 1.7, dtype=F64),
+            w, b, mask=m),
         [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
     "instance_norm": lambda: (
         lambda x, w, b, m: ops.instance_norm(x, w, b, mask=m), [leaf(2, 5, 3), leaf(3), leaf(3)], (2, 5)),
     "instance_norm offset": lambda: (
-        lambda x, w, m: ops.instance_norm(x, w, gain="offset", channel_dim=1, mask=m), [leaf(2, 3, 5), leaf(3)], (2, 5)),
+        lambda x, w, m: ops.instance_norm(x, w, gain="offset", channel_dim=1, mask=m),
+        [leaf(2, 3, 5), leaf(3)], (2, 5)),
     "group_norm": lambda: (
         lambda x, w, b, m: ops.group_norm(x, 3, w, b, mask=m), [leaf(2, 5, 6), leaf(6), leaf(6)], (2, 5)),
     "group_norm images": lambda: (
-        lambda x, w, b, m: ops.group_norm(x, 2, w, b, channel_dim=1, mask=m), [leaf(2, 4, 3, 2), leaf(4), leaf(4)], (2, 3, 2)),
+        lambda x, w, b, m: ops.group_norm(x, 2, w, b, channel_dim=1, mask=m),
+        [leaf(2, 4, 3, 2), leaf(4), leaf(4)], (2, 3, 2)),
     "power_norm per batch": lambda: (
-        lambda x, w, b, m: ops.power_norm(x, torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64), torch.tensor(0), w, b, running=False, mask=m),
+        lambda x, w, b, m: ops.power_norm(x, torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64), torch.tensor(0),
+            w, b, running=False, mask=m),
         [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
-    "dyt": lambda: (lambda x, a, w, b, m: ops.dyt(x, a, w, b, mask=m), [leaf(2, 3, 7), leaf(1), leaf(7), leaf(7)], (2, 3)),
+    "dyt": lambda: (
+        lambda x, a, w, b, m: ops.dyt(x, a, w, b, mask=m), [leaf(2, 3, 7), leaf(1), leaf(7), leaf(7)], (2, 3)),
     "derf": lambda: (
-        lambda x, a, s, w, b, m: ops.derf(x, a, s, w, b, mask=m), [leaf(2, 3, 7), leaf(1), leaf(1), leaf(7), leaf(7)], (2, 3)),
+        lambda x, a, s, w, b, m: ops.derf(x, a, s, w, b, mask=m),
+        [leaf(2, 3, 7), leaf(1), leaf(1), leaf(7), leaf(7)], (2, 3)),
     "residual_norm": lambda: (
-        lambda x, r, w, b, m: ops.residual_norm(x, r, w, b, mask=m), [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
+        lambda x, r, w, b, m: ops.residual_norm(x, r, w, b, mask=m),
+        [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "residual_norm with stream": lambda: (
         lambda x, r, w, b, m: ops.residual_norm(x, r, w, b, return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "residual_norm rms alpha": lambda: (
-        lambda x, r, w, m: ops.residual_norm(x, r, w, eps=1e-3, norm="rms", alpha=1.7, gain="offset", return_stream=True, mask=m),
+        lambda x, r, w, m: ops.residual_norm(x, r, w, eps=1e-3, norm="rms", alpha=1.7, gain="offset",
+            return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7)], (2, 3)),
 }  # fmt: skip
 
@@ -244,7 +256,8 @@ class Transposed(nn.Module):
 
 def pair(name):
     """Our layer and its counterpart with the same parameters; neither keeps running statistics."""
-    options = {"rms": {"eps": 1e-3}, "batch": {"track_running_stats": False}, "power": {"running": False, "track_running_stats": False},
+    options = {"rms": {"eps": 1e-3}, "batch": {"track_running_stats": False},
+               "power": {"running": False, "track_running_stats": False},
                "residual": {"alpha": 1.3}}.get(name, {})  # fmt: skip
     ours = make_layer(name, **options)
     torch_layers = {

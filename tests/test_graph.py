@@ -211,7 +211,8 @@ CALLS = {
     "column_norm": {
         "batch": lambda: column_arguments(BATCH), "images": lambda: column_arguments(IMAGES),
         "instance": lambda: column_arguments(INSTANCE), "group": lambda: column_arguments(GROUP),
-        "given": lambda: column_arguments(BATCH, given=True), "batch plain": lambda: column_arguments(BATCH, plain=True),
+        "given": lambda: column_arguments(BATCH, given=True),
+        "batch plain": lambda: column_arguments(BATCH, plain=True),
         "uncentered": lambda: column_arguments(BATCH, centered=False),
     },
     "column_norm_backward": {

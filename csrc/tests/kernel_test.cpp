@@ -33,7 +33,9 @@ real quantum(DType t, real v) {  // the distance between neighbours around v
     const int exponent = v == 0 ? format(t).min_exponent : ilogbl(v);
     return ldexpl(1, (exponent < format(t).min_exponent ? format(t).min_exponent : exponent) - format(t).precision + 1);
 }
-real rounded(DType t, real v) { return v == 0 || !std::isfinite(v) ? v : nearbyintl(v / quantum(t, v)) * quantum(t, v); }
+real rounded(DType t, real v) {
+    return v == 0 || !std::isfinite(v) ? v : nearbyintl(v / quantum(t, v)) * quantum(t, v);
+}
 
 double decode(DType t, const void* p, int64_t i) {
     if (t == DType::f32) { float f; memcpy(&f, (const char*)p + 4 * i, 4); return f; }
@@ -65,7 +67,7 @@ void encode(DType t, void* p, int64_t i, double v) {
     memcpy((char*)p + 2 * i, &h, 2);
 }
 
-// ---- buffers and data -----------------------------------------------------------------------------------------------
+// ---- buffers and data ----------------------------------------------------------------------------------------------
 
 struct Random {
     uint64_t state = 88172645463325252ull;
@@ -98,11 +100,13 @@ struct Buffer {
         for (int64_t i = 0; i < size; ++i) all[(size_t)i] = (*this)[i];
         return all;
     }
-    bool same(const Buffer& o) const { return size == o.size && (!size || !memcmp(data, o.data, (size_t)size * format(type).bytes)); }
+    bool same(const Buffer& o) const {
+        return size == o.size && (!size || !memcmp(data, o.data, (size_t)size * format(type).bytes));
+    }
     double* doubles() { return (double*)data; }
 };
 
-// ---- counting -------------------------------------------------------------------------------------------------------
+// ---- counting ------------------------------------------------------------------------------------------------------
 
 struct Family { const char* name; long passed, failed; double worst; };
 Family families[] = {{"row norms", 0, 0, 0}, {"residual row norms", 0, 0, 0}, {"column norms", 0, 0, 0},
@@ -127,13 +131,16 @@ void compare(const char* what, const Buffer& got, const Expected& want) {
     if (!got.size) return;
     for (int64_t i = 0; i < got.size; ++i) {
         const real v = want.value[(size_t)i], slack = want.slack[(size_t)i];
-        const real half = slack > 0 ? quantum(got.type, fabsl(v) + slack) / 2 : 0, error = fabsl(got[i] - v), allowed = slack + half;
+        const real half = slack > 0 ? quantum(got.type, fabsl(v) + slack) / 2 : 0, error = fabsl(got[i] - v),
+            allowed = slack + half;
         if (!(error <= allowed)) {
             char text[200];
-            snprintf(text, sizeof text, "%s[%ld] is %.17g, not %.17Lg; off by %.3Lg, allowed %.3Lg", what, (long)i, got[i], v, error, allowed);
+            snprintf(text, sizeof text, "%s[%ld] is %.17g, not %.17Lg; off by %.3Lg, allowed %.3Lg", what, (long)i,
+                     got[i], v, error, allowed);
             return verdict(false, text);
         }
-        if (slack > 0 && (double)((error - half) / slack) > family->worst) family->worst = (double)((error - half) / slack);
+        const double used = slack > 0 ? (double)((error - half) / slack) : 0;
+        if (used > family->worst) family->worst = used;
     }
     verdict(true, what);
 }
@@ -143,10 +150,14 @@ void same_bits(const char* what, const char* when, const Buffer& a, const Buffer
 
 constexpr real double_unit = 0x1p-53L;
 real unit_of(DType t) { return t == DType::f64 ? 0x1p-53L : 0x1p-24L; }  // of the compute type
-// Additions one after another in a vectorised sum: the smallest block any instruction set uses, and the merge of lanes.
-real additions(DType t, int64_t n) { return (real)(n / (t == DType::f64 ? 8 : 16)) + 6; }
+// Additions one after another in a vectorised sum: lanes of the smallest block any instruction set uses, at most 64 blocks
+// before the sum goes on in float64, and the merge of lanes.
+real additions(DType t, int64_t n) {
+    const int64_t blocks = n / (t == DType::f64 ? 8 : 16);
+    return (real)(blocks < 64 ? blocks : 64) + 6;
+}
 
-// ---- row norms ------------------------------------------------------------------------------------------------------
+// ---- row norms -----------------------------------------------------------------------------------------------------
 
 struct RowCase {
     RowMode mode;
@@ -182,19 +193,23 @@ struct RowOutputs {
 
 void test_rows(const Isa& isa, const RowCase& c, DType t, DType param, int64_t rows, int64_t width, int lead) {
     char text[240];
-    snprintf(text, sizeof text, "%s %s/%s mode %d %ldx%ld+%ld weight %d bias %d offset %d round_first %d mask %d alpha %g drop %g scale %g",
+    snprintf(text, sizeof text,
+             "%s %s/%s mode %d %ldx%ld+%ld weight %d bias %d offset %d round_first %d mask %d alpha %g drop %g "
+             "scale %g",
              isa.name, format(t).name, format(param).name, (int)c.mode, (long)rows, (long)width, (long)c.gap, c.weight,
              c.bias, c.offset, c.round_first, c.masked, c.alpha, c.drop, c.scale);
     context = text;
     family = families + (c.residual ? residual_family : row_family);
-    const int64_t stride = width + c.gap, partial = c.mode == RowMode::rms ? (int64_t)ceil(c.partial * (double)width) : width;
+    const int64_t stride = width + c.gap;
+    const int64_t partial = c.mode == RowMode::rms ? (int64_t)ceil(c.partial * (double)width) : width;
     const double scale = t == DType::f16 ? 1 : c.scale;  // 1e30 does not fit; backward would not either
 
     std::vector<uint8_t> mask((size_t)(c.masked ? rows : 0));
     for (uint8_t& m : mask) m = randomness.chance(0.6);
     auto real_row = [&](int64_t i) { return !c.masked || mask[(size_t)(i / width)]; };
     Buffer x(t, rows ? (rows - 1) * stride + width : 0, lead), branch(t, c.residual ? rows * width : 0, lead);
-    Buffer weight(param, c.weight ? (c.mode == RowMode::scale ? 1 : width) : 0, lead), bias(param, c.bias ? width : 0, lead);
+    Buffer weight(param, c.weight ? (c.mode == RowMode::scale ? 1 : width) : 0, lead);
+    Buffer bias(param, c.bias ? width : 0, lead);
     Buffer grad(t, rows * width, lead), grad_stream(t, c.grad_stream ? rows * width : 0, lead);
     x.fill([&](int64_t i) {
         const bool used = i % stride < width && (!c.masked || mask[(size_t)(i / stride)]);
@@ -233,9 +248,11 @@ void test_rows(const Isa& isa, const RowCase& c, DType t, DType param, int64_t r
     same_bits("dweight", "with 2 threads", o.dweight, two.dweight);
     same_bits("dbias", "with 2 threads", o.dbias, two.dbias);
 
-    const real u = unit_of(t), sum_k = additions(t, width), k = additions(t, partial) / 2 + 6, one = c.mode == RowMode::layer;
+    const real u = unit_of(t), sum_k = additions(t, width), k = additions(t, partial) / 2 + 6,
+        one = c.mode == RowMode::layer;
     const bool shared_gain = c.mode == RowMode::scale, really_rounds = c.round_first && format(t).bytes == 2;
-    Expected y(o.y.size), stream(o.stream.size), mean(o.mean.size), rstd(o.rstd.size), dx(o.dx.size), dbranch(o.dbranch.size);
+    Expected y(o.y.size), stream(o.stream.size), mean(o.mean.size), rstd(o.rstd.size), dx(o.dx.size),
+        dbranch(o.dbranch.size);
     Expected dweight(o.dweight.size), dbias(o.dbias.size);
     std::vector<real> v((size_t)width), xhat((size_t)width), gain((size_t)width), grown((size_t)width);
     for (int64_t j = 0; j < width; ++j)
@@ -260,7 +277,8 @@ void test_rows(const Isa& isa, const RowCase& c, DType t, DType param, int64_t r
         for (int64_t j = 0; j < partial; ++j) square += (v[(size_t)j] - center) * (v[(size_t)j] - center);
         const real length = sqrtl(square), deviation = sqrtl(square / (real)partial);
         const bool clamped = c.mode == RowMode::scale && length <= c.eps;
-        const real inverse = c.mode == RowMode::scale ? 1 / (clamped ? (real)c.eps : length) : 1 / sqrtl(square / (real)partial + c.eps);
+        const real inverse = c.mode == RowMode::scale ? 1 / (clamped ? (real)c.eps : length)
+                                                      : 1 / sqrtl(square / (real)partial + c.eps);
         const real drift = 2 * double_unit * fabsl(center);  // a mean is kept in float64
         if (o.mean.size) mean.set(r, center, 2 * sum_k * u * deviation + drift);
         rstd.set(r, inverse, k * u * inverse);
@@ -320,14 +338,16 @@ void test_rows(const Isa& isa, const RowCase& c, DType t, DType param, int64_t r
     compare("dweight", o.dweight, dweight);
     compare("dbias", o.dbias, dbias);
 
-    if (rows > 1 && !c.residual && (!c.masked || mask[(size_t)rows - 1])) {  // a row alone has the same bits as in its batch
+    // a row alone has the same bits as in its batch
+    if (rows > 1 && !c.residual && (!c.masked || mask[(size_t)rows - 1])) {
         RowNorm a{};
         Buffer alone(t, width, lead), alone_mean(DType::f64, 1), alone_rstd(DType::f64, 1);
         a.rows = 1; a.width = width; a.x_stride = stride; a.partial = partial; a.dtype = t; a.param_dtype = param;
         a.mode = c.mode; a.eps = c.eps; a.offset_gain = c.offset; a.round_before_gain = c.round_first; a.threads = 1;
         a.weight = weight.data; a.bias = bias.data; a.alpha = 1;
         a.x = x.data + (size_t)((rows - 1) * stride) * format(t).bytes;
-        a.mean = c.mode == RowMode::layer ? alone_mean.doubles() : nullptr; a.rstd = alone_rstd.doubles(); a.y = alone.data;
+        a.mean = c.mode == RowMode::layer ? alone_mean.doubles() : nullptr; a.rstd = alone_rstd.doubles();
+        a.y = alone.data;
         isa.table->row_forward(a);
         const size_t bytes = (size_t)width * format(t).bytes;
         verdict(!memcmp(alone.data, o.y.data + (size_t)(rows - 1) * bytes, bytes), "the last row alone has other bits");
@@ -362,7 +382,7 @@ const RowCase row_cases[] = {
     {RowMode::rms,     false, false, false, false, true,  false, 0, 1,    1e-2, 0.5,  1,     true,  false, 1,   0},
 };
 
-// ---- column norms -----------------------------------------------------------------------------------------------------
+// ---- column norms --------------------------------------------------------------------------------------------------
 
 enum Mask { no_mask, random_mask, harsh_mask };  // harsh: segment 0 has no real row, the last segment a single one
 enum Groups { each_channel, some, whole };
@@ -378,12 +398,15 @@ bool keeps_running(const ColumnCase& c) { return c.pooled && c.groups == each_ch
 
 struct ColumnOutputs {
     Buffer mean, var, count, y, sum_grad, sum_grad_xhat, dx, dweight, dbias, running_mean, running_var;
-    ColumnOutputs(const ColumnCase& c, DType t, DType param, int64_t segments, int64_t rows, int64_t channels, int64_t groups, int lead)
+    ColumnOutputs(const ColumnCase& c, DType t, DType param, int64_t segments, int64_t rows, int64_t channels,
+                  int64_t groups, int lead)
         : mean(DType::f64, (c.pooled ? 1 : segments) * groups), var(DType::f64, (c.pooled ? 1 : segments) * groups),
           count(DType::f64, c.pooled ? 1 : segments), y(t, segments * rows * channels, lead),
-          sum_grad(DType::f64, (c.pooled ? 1 : segments) * channels), sum_grad_xhat(DType::f64, (c.pooled ? 1 : segments) * channels),
-          dx(t, segments * rows * channels, lead), dweight(param, c.weight ? channels : 0, lead), dbias(param, c.bias ? channels : 0, lead),
-          running_mean(param, keeps_running(c) ? channels : 0, lead), running_var(param, keeps_running(c) ? channels : 0, lead) {}
+          sum_grad(DType::f64, (c.pooled ? 1 : segments) * channels),
+          sum_grad_xhat(DType::f64, (c.pooled ? 1 : segments) * channels), dx(t, segments * rows * channels, lead),
+          dweight(param, c.weight ? channels : 0, lead), dbias(param, c.bias ? channels : 0, lead),
+          running_mean(param, keeps_running(c) ? channels : 0, lead),
+          running_var(param, keeps_running(c) ? channels : 0, lead) {}
 };
 
 int64_t some_groups(int64_t channels) {
@@ -392,18 +415,24 @@ int64_t some_groups(int64_t channels) {
     return 1;
 }
 
-void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DType param, int64_t segments, int64_t rows,
-                  int64_t channels, int lead) {
-    const int64_t groups = c.groups == each_channel ? channels : c.groups == whole ? 1 : some_groups(channels), width = channels / groups;
+void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DType param, int64_t segments,
+                  int64_t rows, int64_t channels, int lead) {
+    const int64_t groups = c.groups == each_channel ? channels : c.groups == whole ? 1 : some_groups(channels);
+    const int64_t width = channels / groups;
     char text[240];
-    snprintf(text, sizeof text, "%s %s/%s %ldx%ldx%ld groups %ld pooled %d centered %d given %d weight %d bias %d offset %d explicit %d mask %d center %g scale %g",
-             isa.name, format(t).name, format(param).name, (long)segments, (long)rows, (long)channels, (long)groups, c.pooled,
-             c.centered, c.given, c.weight, c.bias, c.offset, c.explicit_apply, (int)c.mask, c.center, c.scale);
+    snprintf(text, sizeof text,
+             "%s %s/%s %ldx%ldx%ld groups %ld pooled %d centered %d given %d weight %d bias %d offset %d explicit %d "
+             "mask %d center %g scale %g",
+             isa.name, format(t).name, format(param).name, (long)segments, (long)rows, (long)channels, (long)groups,
+             c.pooled, c.centered, c.given, c.weight, c.bias, c.offset, c.explicit_apply, (int)c.mask, c.center,
+             c.scale);
     context = text;
     family = families + (planes ? plane_family : column_family);
     const double scale = t == DType::f16 ? 1 : c.scale;
     const int64_t sets = c.pooled ? 1 : segments, size = segments * rows * channels;
-    auto at = [&](int64_t s, int64_t r, int64_t ch) { return planes ? (s * channels + ch) * rows + r : (s * rows + r) * channels + ch; };
+    auto at = [&](int64_t s, int64_t r, int64_t ch) {
+        return planes ? (s * channels + ch) * rows + r : (s * rows + r) * channels + ch;
+    };
 
     std::vector<uint8_t> mask((size_t)(c.mask ? segments * rows : 0));
     for (int64_t i = 0; i < (int64_t)mask.size(); ++i) {
@@ -412,16 +441,19 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
         mask[(size_t)i] = lone ? i % rows == rows / 2 : c.mask == harsh_mask && s == 0 ? 0 : randomness.chance(0.6);
     }
     auto is_real = [&](int64_t s, int64_t r) { return !c.mask || mask[(size_t)(s * rows + r)]; };
-    Buffer x(t, size, lead), grad(t, size, lead), weight(param, c.weight ? channels : 0, lead), bias(param, c.bias ? channels : 0, lead);
+    Buffer x(t, size, lead), grad(t, size, lead);
+    Buffer weight(param, c.weight ? channels : 0, lead), bias(param, c.bias ? channels : 0, lead);
     for (int64_t s = 0; s < segments; ++s)
         for (int64_t r = 0; r < rows; ++r)
             for (int64_t ch = 0; ch < channels; ++ch) {
-                x.set(at(s, r, ch), is_real(s, r) ? scale * (c.center + 0.2 * (double)(ch % 5) + randomness.uniform(-2, 2)) : NAN);
+                const double center = c.center + 0.2 * (double)(ch % 5);
+                x.set(at(s, r, ch), is_real(s, r) ? scale * (center + randomness.uniform(-2, 2)) : NAN);
                 grad.set(at(s, r, ch), is_real(s, r) ? randomness.uniform(-1, 1) : NAN);
             }
     weight.fill([&](int64_t) { return randomness.uniform(-1.5, 1.5); });
     bias.fill([&](int64_t) { return randomness.uniform(-1, 1); });
-    std::vector<double> given_mean((size_t)(sets * groups)), given_var((size_t)(sets * groups)), coefficients((size_t)(3 * sets * channels));
+    std::vector<double> given_mean((size_t)(sets * groups)), given_var((size_t)(sets * groups)),
+        coefficients((size_t)(3 * sets * channels));
     for (double& m : given_mean) m = c.centered ? scale * (c.center + randomness.uniform(-1, 1)) : 0;
     for (double& v : given_var) v = scale * scale * randomness.uniform(0.2, 3);
     for (double& k : coefficients) k = randomness.uniform(-1, 1);
@@ -438,7 +470,10 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
         a.weight = weight.data; a.bias = bias.data; a.x = x.data;
         a.mean = o.mean.doubles(); a.var = o.var.doubles(); a.count = o.count.doubles(); a.y = o.y.data;
         if (c.given) {
-            for (int64_t i = 0; i < o.mean.size; ++i) { o.mean.set(i, given_mean[(size_t)i]); o.var.set(i, given_var[(size_t)i]); }
+            for (int64_t i = 0; i < o.mean.size; ++i) {
+                o.mean.set(i, given_mean[(size_t)i]);
+                o.var.set(i, given_var[(size_t)i]);
+            }
             for (int64_t i = 0; i < sets; ++i) o.count.set(i, 0);
         }
         return a;
@@ -453,7 +488,8 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
         }
         a.dx = o.dx.data; a.dweight = o.dweight.data; a.dbias = o.dbias.data;
     };
-    ColumnOutputs o(c, t, param, segments, rows, channels, groups, lead), two(c, t, param, segments, rows, channels, groups, lead);
+    ColumnOutputs o(c, t, param, segments, rows, channels, groups, lead);
+    ColumnOutputs two(c, t, param, segments, rows, channels, groups, lead);
     for (ColumnOutputs* out : {&o, &two}) {  // in one go; `two` with two threads, keeping its sums to itself
         ColumnNorm a = describe(*out, out == &o ? 1 : 2);
         if (keeps_running(c)) {
@@ -502,14 +538,17 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
     // A run of 16 rows is summed about one of its rows (or the mean of four), which adds the square of that distance to
     // every term: on this data at most twice the square about the mean. 18 roundings of 3 times the sum, halved by the
     // root, make 27. Planes are summed about their mean and stay below that.
-    const std::vector<double> x_at = x.values(), grad_at = grad.values(), weight_at = weight.values(), bias_at = bias.values();
+    const std::vector<double> x_at = x.values(), grad_at = grad.values(), weight_at = weight.values(),
+        bias_at = bias.values();
     const real u = unit_of(t), k = c.given ? 4 : 27, one = c.centered;
     const real adds = planes ? additions(t, rows) : 18;
     // Each merge of two means rounds in float64.
     const real merges = (real)(rows * segments / 16 + width * segments + 4);
     auto drift = [&](real center) { return merges * double_unit * fabsl(center); };
-    Expected mean(o.mean.size), var(o.var.size), count(o.count.size), y(size), sum_grad(o.sum_grad.size), sum_grad_xhat(o.sum_grad.size);
-    Expected dx(size), dweight(o.dweight.size), dbias(o.dbias.size), running_mean(o.running_mean.size), running_var(o.running_var.size);
+    Expected mean(o.mean.size), var(o.var.size), count(o.count.size), y(size), sum_grad(o.sum_grad.size),
+        sum_grad_xhat(o.sum_grad.size);
+    Expected dx(size), dweight(o.dweight.size), dbias(o.dbias.size), running_mean(o.running_mean.size),
+        running_var(o.running_var.size);
     for (int64_t set = 0; set < sets; ++set)
         for (int64_t g = 0; g < groups; ++g) {
             auto each = [&](auto&& f) {
@@ -532,17 +571,22 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
             }
             const real lost = c.given ? 0 : drift(center);
             if (keeps_running(c)) {  // one cell says nothing about a variance: nothing moves
-                const real first = rounded(param, old_mean(g)), second = rounded(param, old_var(g)), moved = n < 2 ? 0 : factor;
+                const real first = rounded(param, old_mean(g)), second = rounded(param, old_var(g)),
+                    moved = n < 2 ? 0 : factor;
                 const real unbiased = n < 2 ? 0 : square * n / (n - 1);
-                running_mean.set(g, first + moved * (center - first), 2 * u * (fabsl(first) + fabsl(center)) + moved * mean.slack[(size_t)stat]);
-                running_var.set(g, second + moved * (unbiased - second), 2 * u * second + moved * (2 * k + 3) * u * unbiased + 4 * moved * sqrtl(square) * lost);
+                running_mean.set(g, first + moved * (center - first),
+                                 2 * u * (fabsl(first) + fabsl(center)) + moved * mean.slack[(size_t)stat]);
+                running_var.set(g, second + moved * (unbiased - second),
+                                2 * u * second + moved * ((2 * k + 3) * u * unbiased + 4 * sqrtl(square) * lost));
             }
             count.value[(size_t)set] = n;
             const real inverse = 1 / sqrtl(square + c.eps);
             real c1 = 0, c2 = 0, a1 = 0, a2 = 0;
             each([&](int64_t i, int64_t ch) {
-                const real gain = (c.weight ? weight_at[(size_t)ch] : 1) + (c.weight && c.offset ? 1 : 0), b = c.bias ? bias_at[(size_t)ch] : 0;
-                const real xhat = (x_at[(size_t)i] - center) * inverse, d = grad_at[(size_t)i], doubt = k * u * (fabsl(xhat) + one) + lost * inverse * (1 + fabsl(xhat));
+                const real gain = (c.weight ? weight_at[(size_t)ch] : 1) + (c.weight && c.offset ? 1 : 0),
+                    b = c.bias ? bias_at[(size_t)ch] : 0;
+                const real xhat = (x_at[(size_t)i] - center) * inverse, d = grad_at[(size_t)i],
+                    doubt = k * u * (fabsl(xhat) + one) + lost * inverse * (1 + fabsl(xhat));
                 y.set(i, xhat * gain + b, (doubt + 3 * u * fabsl(xhat)) * fabsl(gain) + u * fabsl(b) + u * u);
                 const size_t to = (size_t)(set * channels + ch);
                 sum_grad.value[to] += d;
@@ -557,20 +601,27 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
                 const real xhat = (x_at[(size_t)i] - center) * inverse, d = grad_at[(size_t)i];
                 if (c.explicit_apply) {
                     const int64_t to = set * channels + ch;
-                    const real p = coefficients[(size_t)to] * d, q = coefficients[(size_t)(sets * channels + to)], z = coefficients[(size_t)(2 * sets * channels + to)];
-                    dx.set(i, p + q * xhat + z, u * (4 * fabsl(p) + 2 * fabsl(z)) + fabsl(q) * ((k + 3) * u * (fabsl(xhat) + one) + lost * inverse * (1 + fabsl(xhat))));
+                    const real p = coefficients[(size_t)to] * d, q = coefficients[(size_t)(sets * channels + to)],
+                        z = coefficients[(size_t)(2 * sets * channels + to)];
+                    const real doubt = (k + 3) * u * (fabsl(xhat) + one) + lost * inverse * (1 + fabsl(xhat));
+                    dx.set(i, p + q * xhat + z, u * (4 * fabsl(p) + 2 * fabsl(z)) + fabsl(q) * doubt);
                     return;
                 }
                 const real m1 = n > 0 && c.centered ? c1 / n : 0, m2 = n > 0 ? c2 / n : 0;
+                const real shared = n > 0 ? (one * a1 + (fabsl(xhat) + one) * a2) / n : 0;
+                const real by_mean = n > 0 ? fabsl(gain * d) + (1 + fabsl(xhat)) * (a1 + a2) / n : 0;
                 dx.set(i, inverse * (gain * d - m1 - xhat * m2),
-                       u * inverse * ((k + 4) * fabsl(gain * d) + (n > 0 ? (k + adds + 4) * (one * a1 + (fabsl(xhat) + one) * a2) / n : 0)) +
-                           (n > 0 ? lost * inverse * inverse * (fabsl(gain * d) + (1 + fabsl(xhat)) * (a1 + a2) / n) : 0) + u * u * inverse);
+                       u * inverse * ((k + 4) * fabsl(gain * d) + (k + adds + 4) * shared) +
+                           lost * inverse * inverse * by_mean + u * u * inverse);
             });
         }
     for (int64_t ch = 0; ch < channels; ++ch)
         for (int64_t set = 0; set < sets; ++set) {
             const size_t from = (size_t)(set * channels + ch), to = (size_t)ch;
-            if (c.weight) { dweight.value[to] += sum_grad_xhat.value[from]; dweight.slack[to] += sum_grad_xhat.slack[from]; }
+            if (c.weight) {
+                dweight.value[to] += sum_grad_xhat.value[from];
+                dweight.slack[to] += sum_grad_xhat.slack[from];
+            }
             if (c.bias) { dbias.value[to] += sum_grad.value[from]; dbias.slack[to] += sum_grad.slack[from]; }
         }
     if (!c.given) {
@@ -592,39 +643,42 @@ void test_columns(const Isa& isa, const ColumnCase& c, bool planes, DType t, DTy
 
 const ColumnCase column_cases[] = {
     // pooled groups     centered given weight bias  offset explicit mask     eps   center scale
-    {true,  each_channel, true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},      // batch
+    {true,  each_channel, true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},  // batch
     {true,  each_channel, true,  false, true,  true,  true,  false, random_mask, 1e-2, -3,   1},
     {true,  each_channel, true,  false, true,  false, false, false, harsh_mask,  1e-5, 1e4,  1},
     {true,  each_channel, true,  false, false, true,  false, false, no_mask,     1e-5, 0.5,  1e30},
-    {true,  each_channel, true,  true,  true,  true,  false, false, random_mask, 1e-5, 0.5,  1},      // batch, evaluation
-    {true,  each_channel, true,  false, true,  true,  false, true,  random_mask, 1e-5, 0.5,  1},      // synced
-    {true,  each_channel, false, false, true,  false, false, false, no_mask,     1e-5, 0.5,  1},      // power, per batch
-    {true,  each_channel, false, true,  true,  true,  false, true,  harsh_mask,  1e-5, 0.5,  1},      // power, running
+    {true,  each_channel, true,  true,  true,  true,  false, false, random_mask, 1e-5, 0.5,  1},  // batch, evaluation
+    {true,  each_channel, true,  false, true,  true,  false, true,  random_mask, 1e-5, 0.5,  1},  // synced
+    {true,  each_channel, false, false, true,  false, false, false, no_mask,     1e-5, 0.5,  1},  // power, per batch
+    {true,  each_channel, false, true,  true,  true,  false, true,  harsh_mask,  1e-5, 0.5,  1},  // power, running
     {true,  some,         true,  false, true,  true,  false, false, harsh_mask,  1e-5, 0.5,  1},
-    {false, each_channel, true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},      // instance
+    {false, each_channel, true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},  // instance
     {false, each_channel, true,  false, true,  true,  true,  false, harsh_mask,  1e-2, 2,    1},
     {false, each_channel, false, false, false, false, false, false, random_mask, 1e-5, 0.5,  1},
-    {false, some,         true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},      // group
+    {false, some,         true,  false, true,  true,  false, false, no_mask,     1e-5, 0.5,  1},  // group
     {false, some,         true,  false, true,  true,  true,  false, harsh_mask,  1e-5, 0.5,  1},
     {false, whole,        true,  false, true,  false, false, false, random_mask, 1e-2, 10,   1},
     {false, whole,        true,  true,  false, true,  false, true,  random_mask, 1e-5, 0.5,  1},
 };
 
-// ---- pointwise --------------------------------------------------------------------------------------------------------
+// ---- pointwise -----------------------------------------------------------------------------------------------------
 
 struct PointwiseCase { bool erf, shift, weight, bias, masked, frozen; double alpha; };
 
 struct PointwiseOutputs {
     Buffer y, dx, dalpha, dshift, dweight, dbias;
     PointwiseOutputs(const PointwiseCase& c, DType t, DType param, int64_t size, int64_t width, int lead)
-        : y(t, size, lead), dx(t, size, lead), dalpha(param, c.frozen ? 0 : 1, lead), dshift(param, c.shift && !c.frozen ? 1 : 0, lead),
-          dweight(param, c.weight && !c.frozen ? width : 0, lead), dbias(param, c.bias && !c.frozen ? width : 0, lead) {}
+        : y(t, size, lead), dx(t, size, lead), dalpha(param, c.frozen ? 0 : 1, lead),
+          dshift(param, c.shift && !c.frozen ? 1 : 0, lead), dweight(param, c.weight && !c.frozen ? width : 0, lead),
+          dbias(param, c.bias && !c.frozen ? width : 0, lead) {}
 };
 
-void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param, int64_t rows, int64_t width, int lead) {
+void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param, int64_t rows, int64_t width,
+                    int lead) {
     char text[200];
-    snprintf(text, sizeof text, "%s %s/%s %s %ldx%ld shift %d weight %d bias %d mask %d alpha %g", isa.name, format(t).name,
-             format(param).name, c.erf ? "erf" : "tanh", (long)rows, (long)width, c.shift, c.weight, c.bias, c.masked, c.alpha);
+    snprintf(text, sizeof text, "%s %s/%s %s %ldx%ld shift %d weight %d bias %d mask %d alpha %g", isa.name,
+             format(t).name, format(param).name, c.erf ? "erf" : "tanh", (long)rows, (long)width, c.shift, c.weight,
+             c.bias, c.masked, c.alpha);
     context = text;
     family = families + pointwise_family;
     std::vector<uint8_t> mask((size_t)(c.masked ? rows : 0));
@@ -647,7 +701,8 @@ void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param
         Pointwise a{};
         a.rows = rows; a.width = width; a.dtype = t; a.param_dtype = param; a.erf = c.erf; a.threads = threads;
         a.mask = c.masked ? mask.data() : nullptr;
-        a.alpha = alpha.data; a.shift = shift.data; a.weight = weight.data; a.bias = bias.data; a.x = x.data; a.y = o.y.data;
+        a.alpha = alpha.data; a.shift = shift.data; a.weight = weight.data; a.bias = bias.data; a.x = x.data;
+        a.y = o.y.data;
         isa.table->pointwise_forward(a);
         a.bias = nullptr; a.y = nullptr;
         a.grad = grad.data; a.dx = o.dx.data;
@@ -665,7 +720,8 @@ void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param
     same_bits("dbias", "with 2 threads", o.dbias, two.dbias);
 
     const real u = unit_of(t), adds = additions(t, width);
-    Expected y(o.y.size), dx(o.dx.size), dalpha(o.dalpha.size), dshift(o.dshift.size), dweight(o.dweight.size), dbias(o.dbias.size);
+    Expected y(o.y.size), dx(o.dx.size), dalpha(o.dalpha.size), dshift(o.dshift.size), dweight(o.dweight.size),
+        dbias(o.dbias.size);
     for (int64_t i = 0; i < rows * width; ++i) {
         if (!real_row(i)) continue;
         const size_t column = (size_t)(i % width);
@@ -676,7 +732,8 @@ void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param
         const real inner_doubt = 2 * u * (fabsl(a * v) + fabsl(s));
         const real value_doubt = inner_doubt * slope + 4 * u * fabsl(value);
         // exp amplifies the rounding of its argument, 2|inner| or inner^2, by itself; below 1e-34 only zero matters.
-        const real steep = c.erf ? 2 * inner * inner + 2 * fabsl(inner) * inner_doubt / u : 2 * fabsl(inner) + 2 * inner_doubt / u;
+        const real steep = c.erf ? 2 * inner * inner + 2 * fabsl(inner) * inner_doubt / u
+                                 : 2 * fabsl(inner) + 2 * inner_doubt / u;
         const real slope_doubt = (8 + steep) * u * slope + 1e-34L;
         y.set(i, value * gain + b, (value_doubt + u * fabsl(value)) * fabsl(gain) + u * fabsl(b) + u * u);
         const real du = g * gain * slope, du_doubt = fabsl(g * gain) * slope_doubt + 3 * u * fabsl(du);
@@ -684,7 +741,10 @@ void test_pointwise(const Isa& isa, const PointwiseCase& c, DType t, DType param
         if (c.frozen) continue;
         dalpha.value[0] += du * v; dalpha.slack[0] += fabsl(v) * (du_doubt + adds * u * fabsl(du));
         if (c.shift) { dshift.value[0] += du; dshift.slack[0] += du_doubt + adds * u * fabsl(du); }
-        if (c.weight) { dweight.value[column] += g * value; dweight.slack[column] += fabsl(g) * (value_doubt + 64 * u * fabsl(value)); }
+        if (c.weight) {
+            dweight.value[column] += g * value;
+            dweight.slack[column] += fabsl(g) * (value_doubt + 64 * u * fabsl(value));
+        }
         if (c.bias) { dbias.value[column] += g; dbias.slack[column] += 64 * u * fabsl(g); }
     }
     compare("y", o.y, y);
@@ -701,7 +761,7 @@ const PointwiseCase pointwise_cases[] = {
     {true,  true,  false, true,  true,  false, 1.9}, {true,  false, true,  false, false, true,  0.5},
 };
 
-// ---- special values -----------------------------------------------------------------------------------------------------
+// ---- special values ------------------------------------------------------------------------------------------------
 
 // A NaN or an infinity in one valid cell spoils the statistics it belongs to, and nothing else.
 void test_spoiled(const Isa& isa, DType t, double poison) {
@@ -765,7 +825,8 @@ void test_long_sums(const Isa& isa, DType t) {
     family = families + special_family;
     context = std::string(isa.name) + " " + format(t).name + " sums over many rows";
     const int64_t rows = 100003;
-    Buffer x(t, rows), grad(t, rows), y(t, rows), dx(t, rows), weight(DType::f32, 1), dweight(DType::f32, 1), dbias(DType::f32, 1);
+    Buffer x(t, rows), grad(t, rows), y(t, rows), dx(t, rows), weight(DType::f32, 1), dweight(DType::f32, 1),
+        dbias(DType::f32, 1);
     Buffer mean(DType::f64, rows), rstd(DType::f64, rows), statistics(DType::f64, 3), alpha(DType::f32, 1);
     x.fill([](int64_t i) { return i % 2 ? 0.7 : -0.2; });
     grad.fill([&](int64_t) { return 1 + 0.49 * 1024 * 2 * (double)unit_of(t); });
@@ -776,7 +837,8 @@ void test_long_sums(const Isa& isa, DType t) {
     sum.set(0, (real)rows * g, 64 * u * (real)rows * g);
     {
         RowNorm a{};
-        a.rows = rows; a.width = a.x_stride = a.partial = 1; a.dtype = t; a.mode = RowMode::rms; a.eps = 1e-5; a.threads = 2;
+        a.rows = rows; a.width = a.x_stride = a.partial = 1; a.dtype = t; a.mode = RowMode::rms; a.eps = 1e-5;
+        a.threads = 2;
         a.alpha = 1; a.weight = weight.data; a.x = x.data; a.y = y.data; a.rstd = rstd.doubles();
         isa.table->row_forward(a);
         a.grad = grad.data; a.dx = dx.data; a.dweight = dweight.data; a.dbias = dbias.data;
@@ -790,7 +852,8 @@ void test_long_sums(const Isa& isa, DType t) {
     }
     for (bool planes : {false, true}) {
         ColumnNorm a{};
-        a.segments = a.channels = a.groups = 1; a.rows = rows; a.planes = planes; a.pooled = a.centered = true; a.dtype = t; a.eps = 1e-5;
+        a.segments = a.channels = a.groups = 1; a.rows = rows; a.planes = planes; a.pooled = a.centered = true;
+        a.dtype = t; a.eps = 1e-5;
         a.threads = 2; a.weight = weight.data; a.x = x.data; a.y = y.data;
         a.mean = statistics.doubles(); a.var = a.mean + 1; a.count = a.mean + 2;
         isa.table->column_forward(a);
@@ -803,7 +866,8 @@ void test_long_sums(const Isa& isa, DType t) {
         want.set(1, spread, 64 * u * spread);
         want.set(2, rows, 0);
         compare(planes ? "statistics of planes" : "statistics of columns", statistics, want);
-        sum.set(0, (real)rows * g, (planes ? 4096 / 8 : 64) * u * (real)rows * g);  // planes: runs of 4096 in at least 8 lanes
+        // planes: runs of 4096 in at least 8 lanes
+        sum.set(0, (real)rows * g, (planes ? 4096 / 8 : 64) * u * (real)rows * g);
         compare(planes ? "dbias of planes" : "dbias of columns", dbias, sum);
     }
     {
@@ -827,7 +891,8 @@ void test_padding(const Isa& isa, DType t) {
     int64_t real_rows = 0;
     for (uint8_t m : mask) real_rows += m;
     const int64_t all = (int64_t)mask.size();
-    Buffer dense(t, real_rows * channels), grad_dense(t, real_rows * channels), spread(t, all * channels), grad_spread(t, all * channels);
+    Buffer dense(t, real_rows * channels), grad_dense(t, real_rows * channels), spread(t, all * channels),
+        grad_spread(t, all * channels);
     dense.fill([&](int64_t) { return randomness.uniform(-2, 2); });
     grad_dense.fill([&](int64_t) { return randomness.uniform(-1, 1); });
     for (bool planes : {false, true}) {
@@ -838,13 +903,16 @@ void test_padding(const Isa& isa, DType t) {
                 grad_spread.set(at(all, r, c), mask[(size_t)r] ? grad_dense[at(real_rows, k, c)] : NAN);
             }
         Buffer statistics[2] = {{DType::f64, 4 * channels + 1}, {DType::f64, 4 * channels + 1}};
-        Buffer y(t, real_rows * channels), dx(t, real_rows * channels), y_spread(t, all * channels), dx_spread(t, all * channels);
+        Buffer y(t, real_rows * channels), dx(t, real_rows * channels);
+        Buffer y_spread(t, all * channels), dx_spread(t, all * channels);
         for (bool padded : {false, true}) {
             double* s = statistics[padded].doubles();
             ColumnNorm a{};
             a.segments = 1; a.rows = padded ? all : real_rows; a.channels = a.groups = channels; a.planes = planes;
-            a.pooled = a.centered = true; a.dtype = t; a.eps = 1e-5; a.threads = 2; a.mask = padded ? mask.data() : nullptr;
-            a.mean = s; a.var = s + channels; a.sum_grad = s + 2 * channels; a.sum_grad_xhat = s + 3 * channels; a.count = s + 4 * channels;
+            a.pooled = a.centered = true; a.dtype = t; a.eps = 1e-5; a.threads = 2;
+            a.mask = padded ? mask.data() : nullptr;
+            a.mean = s; a.var = s + channels; a.sum_grad = s + 2 * channels; a.sum_grad_xhat = s + 3 * channels;
+            a.count = s + 4 * channels;
             a.x = padded ? spread.data : dense.data; a.y = padded ? y_spread.data : y.data;
             isa.table->column_forward(a);
             a.grad = padded ? grad_spread.data : grad_dense.data; a.dx = padded ? dx_spread.data : dx.data;
@@ -854,7 +922,8 @@ void test_padding(const Isa& isa, DType t) {
         bool same = true;
         for (int64_t r = 0, k = 0; r < all; k += mask[(size_t)r++])
             for (int64_t c = 0; mask[(size_t)r] && c < channels; ++c)
-                same = same && y_spread[at(all, r, c)] == y[at(real_rows, k, c)] && dx_spread[at(all, r, c)] == dx[at(real_rows, k, c)];
+                same = same && y_spread[at(all, r, c)] == y[at(real_rows, k, c)] &&
+                       dx_spread[at(all, r, c)] == dx[at(real_rows, k, c)];
         verdict(same, planes ? "y and dx of planes" : "y and dx of columns");
     }
 }
@@ -877,6 +946,10 @@ int main() {
             // In turn: buffers on and off alignment, parameters of the input's type and of float32.
             auto lead = [&] { return (int)(++turn & 1); };
             auto param = [&] { return turn & 2 ? t : DType::f32; };
+            for (const RowCase& c : row_cases) {  // so wide that every instruction set sums in several runs
+                const int off = lead();
+                test_rows(*isa, c, t, param(), 2, 8209, off);
+            }
             for (int64_t width : widths)
                 for (int64_t rows : heights) {
                     for (const RowCase& c : row_cases) {
@@ -890,7 +963,8 @@ int main() {
                     for (const ColumnCase& c : column_cases) {
                         const int off = lead();
                         if (rows * width > 10000 && turn % 3) continue;  // a third of the cases at the largest size
-                        for (bool planes : {false, true}) test_columns(*isa, c, planes, t, param(), rows == 1 ? 1 : 3, rows, width, off);
+                        for (bool planes : {false, true})
+                            test_columns(*isa, c, planes, t, param(), rows == 1 ? 1 : 3, rows, width, off);
                     }
                 }
             test_spoiled(*isa, t, NAN);

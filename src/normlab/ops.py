@@ -89,6 +89,10 @@ def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
 
 
+def _is_dense(p: Tensor, size: int) -> bool:
+    return p.numel() == size and p.is_cpu and p.is_contiguous()
+
+
 def dense(p: Tensor | None) -> Tensor | None:
     """Kernels read parameters through an address alone."""
     return p if p is None or p.is_contiguous() else p.contiguous()
@@ -145,22 +149,15 @@ def row_norm(
 ) -> Tensor:
     """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
-    if mask is None and lengths is None and len(shape) == 1 and _route(op, x) == "eager" and x.dim():
+    if mask is None and lengths is None and _route(op, x) == "eager" and x.dim():
         width = x.size(-1)
         size = 1 if facts[0] == 2 else width
         if (
-            width == shape[0] > 0
+            shape == (width,)
+            and width > 0
+            and (weight is None or _is_dense(weight, size))
+            and (bias is None or (_is_dense(bias, size) and (weight is None or weight.dtype is bias.dtype)))
             and 0 <= facts[2] <= width
-            and (weight is None or (weight.is_cpu and weight.numel() == size and weight.is_contiguous()))
-            and (
-                bias is None
-                or (
-                    bias.is_cpu
-                    and bias.numel() == size
-                    and bias.is_contiguous()
-                    and (weight is None or weight.dtype is bias.dtype)
-                )
-            )
         ):
             if facts[2] == 0:
                 facts = (facts[0], facts[1], width, facts[3], facts[4])

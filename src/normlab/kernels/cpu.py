@@ -38,6 +38,10 @@ def _parameter_code(weight: Tensor | None, bias: Tensor | None) -> int:
     return CODES[weight.dtype] if weight is not None else CODES[bias.dtype] if bias is not None else 0
 
 
+def _row_statistics(rows: int, mode: int) -> Tensor:
+    return torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+
+
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
     """x itself and the step between its rows, or a dense copy where rows are not evenly spaced."""
     width = x.shape[-1]
@@ -64,7 +68,7 @@ def row_forward(
     else:
         x, step = as_rows(x)
         y = torch.empty(x.shape, dtype=x.dtype)
-    statistics = torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+    statistics = _row_statistics(rows, mode)
     first = statistics.data_ptr()
     native.row_forward(
         rows, width, step, partial, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
@@ -110,7 +114,7 @@ def residual_forward(
     x, step = as_rows(x)
     branch = branch.contiguous()
     y, stream = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
-    statistics = torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+    statistics = _row_statistics(rows, mode)
     first = statistics.data_ptr()
     native.row_forward(
         rows, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
