@@ -393,8 +393,7 @@ template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     const Coefficients<T> k = coefficients<T>(a, 3);
     fill_normalizers<T>(a, k);
     const int64_t wide = k.wide, set_channels = sets(a) * a.channels;
-    memset(a.sum_grad, 0, (size_t)set_channels * sizeof(double));
-    memset(a.sum_grad_xhat, 0, (size_t)set_channels * sizeof(double));
+    for (int64_t i = 0; i < set_channels; ++i) a.sum_grad[i] = a.sum_grad_xhat[i] = 0;  // null when there is no sample
     if (a.planes) {
         double* per_plane = (double*)scratch(slot_partial, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
         run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {

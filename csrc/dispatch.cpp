@@ -71,9 +71,9 @@ struct Buffers {
 
 void* scratch(int slot, size_t bytes) {
     static thread_local Buffers buffers;
-    if (buffers.bytes[slot] < bytes) {
+    if (buffers.bytes[slot] < bytes || !buffers.data[slot]) {  // never null, even for no bytes
         free(buffers.data[slot]);
-        const size_t rounded = (bytes + 4095) / 4096 * 4096;
+        const size_t rounded = (bytes / 4096 + 1) * 4096;
         buffers.data[slot] = aligned_alloc(64, rounded);
         buffers.bytes[slot] = rounded;
         if (!buffers.data[slot]) abort();  // a few MB at most; nothing sensible can be done without them

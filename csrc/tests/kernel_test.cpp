@@ -150,8 +150,8 @@ void same_bits(const char* what, const char* when, const Buffer& a, const Buffer
 
 constexpr real double_unit = 0x1p-53L;
 real unit_of(DType t) { return t == DType::f64 ? 0x1p-53L : 0x1p-24L; }  // of the compute type
-// Additions one after another in a vectorised sum: lanes of the smallest block any instruction set uses, at most 64 blocks
-// before the sum goes on in float64, and the merge of lanes.
+// Additions one after another in a vectorised sum: the smallest block of any instruction set, at most 64 blocks before
+// the sum goes on in float64, and the merge of lanes.
 real additions(DType t, int64_t n) {
     const int64_t blocks = n / (t == DType::f64 ? 8 : 16);
     return (real)(blocks < 64 ? blocks : 64) + 6;

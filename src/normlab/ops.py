@@ -706,8 +706,8 @@ def _pointwise(
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: the last axis of an input of shape {tuple(x.shape)} holds no features")
     check_same_device(op, x, alpha=alpha, shift=shift, weight=weight, bias=bias)
-    for name, p in (("weight", weight), ("bias", bias)):
-        _check_parameter(op, name, p, x.shape[-1])
+    for name, p, size in (("alpha", alpha, 1), ("shift", shift, 1), ("weight", weight, None), ("bias", bias, None)):
+        _check_parameter(op, name, p, size or x.shape[-1])
     real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     route = _route(op, x)
     if route == "reference":
