@@ -24,6 +24,9 @@ NORMLAB_DECLARE(baseline)
 NORMLAB_DECLARE(avx2)
 NORMLAB_DECLARE(avx512)
 #endif
+#ifdef NORMLAB_AVX512BF16
+NORMLAB_DECLARE(avx512bf16)
+#endif
 
 namespace normlab {
 
@@ -40,7 +43,14 @@ static bool has_avx512() {
 }
 #endif
 
+#ifdef NORMLAB_AVX512BF16
+static bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
 const Isa isas[] = {
+#ifdef NORMLAB_AVX512BF16
+    {"avx512bf16", &avx512bf16::table, has_avx512bf16},
+#endif
 #ifdef NORMLAB_X86
     {"avx512", &avx512::table, has_avx512},
     {"avx2", &avx2::table, has_avx2},

@@ -91,7 +91,7 @@ template <class T> void unpack_gain(const RowNorm& a, typename Compute<T>::type*
 // Rows worked on together: first the reductions of all of them, then their outputs. The reductions of one short row are a
 // chain of waits; those of several rows overlap. Each row is still computed from itself alone.
 constexpr int64_t most_rows = 4;
-inline int64_t rows_together(int64_t width) { return width <= 512 ? most_rows : width <= 1024 ? 2 : 1; }
+inline int64_t rows_together(int64_t width) { return width <= 512 ? most_rows : 1; }
 
 // How far ahead of the current element to ask for memory: whole rows, at least 4 KiB. Without it the core reads while it
 // takes the moments and writes while it applies them, but never both at once.

@@ -203,9 +203,14 @@ def batch_against_torch(shape: tuple[int, ...], dtype_name: str, seconds: float)
         "ours": training_step(ours, x, grad, list(ours.parameters())),
         "torch, flattened": training_step(lambda t: flat(t.view(-1, d)), x, grad, list(flat.parameters())),
         "torch, transposed": training_step(_transposed(transposed), x, grad, list(transposed.parameters())),
-        "ours, masked": training_step(lambda t: ours(t, mask=mask), x, grad, list(ours.parameters())),
     }
     yield compare(Row(family="BatchNorm", case="layer, fwd+bwd", shape=shape, dtype=dtype_name), sides, seconds)
+    # By themselves: the transposing side leaves the allocator and the caches in another state for whoever comes next.
+    sides = {
+        "ours": sides["ours"],
+        "ours, masked": training_step(lambda t: ours(t, mask=mask), x, grad, list(ours.parameters())),
+    }
+    yield compare(Row(family="BatchNorm", case="masked, fwd+bwd", shape=shape, dtype=dtype_name), sides, seconds)
 
 
 def _transposed(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -337,13 +337,14 @@ def positions(x: Tensor, channel: int) -> tuple[int, ...]:
 
 def _layout(x: Tensor, channel: int, groups: int, pooled: bool) -> tuple[Tensor, tuple[int, ...]]:
     """x, dense, and how the kernels see it: (segments, rows, channels, groups, planes, pooled)."""
-    channels = x.shape[channel]
-    outer, inner = math.prod(x.shape[:channel]), math.prod(x.shape[channel + 1 :])
+    shape = x.shape
+    channels = shape[channel]
     if channel == x.dim() - 1:
         x = x.contiguous()
         if pooled:
-            return x, (1, outer, channels, groups, False, True)
-        return x, (x.shape[0], math.prod(x.shape[1:channel]), channels, groups, False, False)
+            return x, (1, math.prod(shape[:channel]), channels, groups, False, True)
+        return x, (shape[0], math.prod(shape[1:channel]), channels, groups, False, False)
+    outer, inner = math.prod(shape[:channel]), math.prod(shape[channel + 1 :])
     if not x.is_contiguous() and x.movedim(channel, -1).is_contiguous():  # channels_last memory
         if pooled:
             return x, (1, outer * inner, channels, groups, False, True)
