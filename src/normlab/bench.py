@@ -60,8 +60,13 @@ class Goal:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def interleave(sides: dict[str, Side], seconds: float = 1.0, most_rounds: int = 25) -> dict[str, list[float]]:
-    """Times of each side per round: each side in turn, a few calls at a time."""
+def interleave(
+    sides: dict[str, Side], seconds: float = 1.0, most_rounds: int = 25, equal_calls: bool = False
+) -> dict[str, list[float]]:
+    """Times of each side per round: each side in turn, a few calls at a time.
+
+    ``equal_calls``: as many for every side, so that none finds its data warmer in the cache by being called more often.
+    """
     for side in sides.values():  # warm up: allocator, thread pool, caches, compiler
         side()
         side()
@@ -70,10 +75,13 @@ def interleave(sides: dict[str, Side], seconds: float = 1.0, most_rounds: int = 
         start = time.perf_counter()
         side()
         calls[name] = max(1, min(400, int(2e-3 / max(time.perf_counter() - start, 1e-7))))
+    if equal_calls:
+        calls = dict.fromkeys(calls, max(calls.values()))
     times: dict[str, list[float]] = {name: [] for name in sides}
     started = time.perf_counter()
     while len(times[next(iter(sides))]) < most_rounds:
         for name, side in sides.items():
+            side()  # not timed: nobody pays for the state the side before left behind
             start = time.perf_counter()
             for _ in range(calls[name]):
                 side()
@@ -205,7 +213,6 @@ def batch_against_torch(shape: tuple[int, ...], dtype_name: str, seconds: float)
         "torch, transposed": training_step(_transposed(transposed), x, grad, list(transposed.parameters())),
     }
     yield compare(Row(family="BatchNorm", case="layer, fwd+bwd", shape=shape, dtype=dtype_name), sides, seconds)
-    # By themselves: the transposing side leaves the allocator and the caches in another state for whoever comes next.
     sides = {
         "ours": sides["ours"],
         "ours, masked": training_step(lambda t: ours(t, mask=mask), x, grad, list(ours.parameters())),
@@ -327,7 +334,7 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
         "BatchNorm": column_pair,
         "torch LayerNorm": torch_pair,
     }
-    times = interleave(sides, seconds * 2)
+    times = interleave(sides, seconds * 2, equal_calls=True)
     row = Row(family="kernels", case="outputs preallocated", shape=shape, dtype=dtype_name)
     row.sides = {name: min(t) for name, t in times.items()}
     for name, tensors in (("LayerNorm", 5), ("RMSNorm", 5), ("BatchNorm", 8), ("torch LayerNorm", 5)):

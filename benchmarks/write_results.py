@@ -1,0 +1,96 @@
+"""Put the figures of one `normlab bench --json FILE` run into the benchmark pages, English and Chinese.
+
+python benchmarks/write_results.py benchmarks/results/2026-11-15.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WORDS = {
+    "en": {
+        "title": "## Results",
+        "run": "{cpu}, {isa}, {threads} threads, torch {torch}, normlab {normlab}. From `{file}`.",
+        "goals": ("what", "measured", "reach", "met"),
+        "yes": "yes",
+        "no": "**no**",
+        "ratios": "Time of the other side / ours, forward + backward as users run the layer:",
+        "rows": ("norm", "against", "dtype"),
+        "shares": "Kernels alone, outputs allocated beforehand, share of the copy limit:",
+        "kernel": ("kernel", "dtype"),
+    },
+    "zh": {
+        "title": "## 结果",
+        "run": "{cpu}，{isa}，{threads} 线程，torch {torch}，normlab {normlab}。数据来自 `{file}`。",
+        "goals": ("项目", "实测", "目标", "达到"),
+        "yes": "是",
+        "no": "**否**",
+        "ratios": "对方用时 / 我们的用时，按用户使用层的方式做前向加反向：",
+        "rows": ("归一化", "对比", "类型"),
+        "shares": "单独的内核，输出预先分配，占拷贝极限的比例：",
+        "kernel": ("内核", "类型"),
+    },
+}
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def render(result: dict[str, Any], file: str, words: dict[str, Any]) -> str:
+    rows = result["rows"]
+    shapes = list(dict.fromkeys(tuple(r["shape"]) for r in rows))
+    names = ["x".join(map(str, s)) for s in shapes]
+    goals = [
+        [g["what"], f"{g['measured']:.3g}{g['unit']}", f"{'<=' if g['at_most'] else '>='} {g['target']:.3g}{g['unit']}",
+         words["yes"] if g["met"] else words["no"]]
+        for g in result["goals"]
+    ]  # fmt: skip
+    ratios, shares = [], []
+    pairs = dict.fromkeys(
+        (r["family"], r["case"], rival) for r in rows if r["family"] != "kernels" for rival in r["ratios"]
+    )
+    for family, case, rival in pairs:
+        for dtype in ("float32", "bfloat16"):
+            found = {tuple(r["shape"]): r["ratios"][rival] for r in rows
+                     if (r["family"], r["case"], r["dtype"]) == (family, case, dtype)}  # fmt: skip
+            label = family if case.endswith("fwd+bwd") else f"{family} ({case})"
+            ratios.append([label, rival, dtype, *(f"{found[s]:.2f}x" if s in found else "-" for s in shapes)])
+    for kernel in ("LayerNorm", "RMSNorm", "BatchNorm", "torch LayerNorm"):
+        for dtype in ("float32", "bfloat16"):
+            found = {tuple(r["shape"]): r["share_of_limit"][kernel] for r in rows
+                     if r["family"] == "kernels" and r["dtype"] == dtype}  # fmt: skip
+            shares.append([kernel, dtype, *(f"{found[s]:.0%}" for s in shapes)])
+    return "\n\n".join([
+        words["title"],
+        words["run"].format(**result["machine"], file=file),
+        table(list(words["goals"]), goals),
+        words["ratios"],
+        table([*words["rows"], *names], ratios),
+        words["shares"],
+        table([*words["kernel"], *names], shares),
+    ]) + "\n"  # fmt: skip
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__)
+        return 2
+    path = Path(sys.argv[1]).resolve()
+    result = json.loads(path.read_text())
+    for language, words in WORDS.items():
+        page = ROOT / "docs" / language / "benchmark.md"
+        text = page.read_text(encoding="utf-8")
+        head = text[: text.index(words["title"])]
+        page.write_text(head + render(result, path.relative_to(ROOT).as_posix(), words), encoding="utf-8")
+        print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
