@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = {
     "en": {
         "title": "## Results",
-        "run": "{cpu}, {isa}, {threads} threads, torch {torch}, normlab {normlab}. From `{file}`.",
+        "run": "{cpu}, {isa}, {threads} threads, torch {torch}, normlab {normlab}. From `{file}`, one run. [log.md](log.md) gives the spread between runs.",
         "goals": ("what", "measured", "reach", "met"),
         "yes": "yes",
         "no": "**no**",
@@ -25,7 +25,7 @@ WORDS = {
     },
     "zh": {
         "title": "## 结果",
-        "run": "{cpu}，{isa}，{threads} 线程，torch {torch}，normlab {normlab}。数据来自 `{file}`。",
+        "run": "{cpu}，{isa}，{threads} 线程，torch {torch}，normlab {normlab}。数据来自 `{file}`，一次运行。各次运行之间的差异见 [log.md](log.md)。",
         "goals": ("项目", "实测", "目标", "达到"),
         "yes": "是",
         "no": "**否**",
