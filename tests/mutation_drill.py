@@ -63,7 +63,7 @@ MUTATIONS = [
     Mutation("column: ignore the mask in the statistics", COLUMN, "found += mask[r] != 0;", "found += 1;", f"{AGREES} and batch and masked"),
     Mutation("column: leave padding in the output", COLUMN, "if (a.mask && !a.mask[r]) { blank(r); continue; }", "", f"{AGREES} and batch and masked"),
     Mutation("column: cross term of the merge", COLUMN, "m2_j[l] += (double)q[l] - rest * (double)s[l] + delta * delta * cross;", "m2_j[l] += (double)q[l] - rest * (double)s[l];", "many_rows and batch or large_mean and batch"),
-    Mutation("column: wrong stride", COLUMN, "p[k] = x + rows.at(i + k) * a.channels;", "p[k] = x + (i + k) * a.channels;", f"{AGREES} and batch and masked"),
+    Mutation("column: wrong stride", COLUMN, "p[k] = x + rows.at(i + k) * a.channels;", "p[k] = x + (i + k) * a.channels;", "ordinary_numbers"),
     Mutation("column: drop the share of the mean in dx", COLUMN, "(C)(a.centered ? share * c1 : 0)", "(C)(0 * share * c1)", f"{AGREES} and batch and float32"),
     Mutation("column: drop the share of the variance in dx", COLUMN, "to_xhat = (C)(share * c2);", "to_xhat = (C)(0 * share * c2);", f"{AGREES} and batch and float32"),
     Mutation("column: biased running variance", COLUMN, "a.var[c] * (n / (n - 1))", "a.var[c]", "running", "tests/test_norms.py"),

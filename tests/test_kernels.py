@@ -42,6 +42,18 @@ def test_agrees_with_float64(name, dtype, masked, width, isa):
     assert_outcomes_close(run(layer, x, grad, **call), want, dtype, 15, straight)
 
 
+@pytest.mark.parametrize("name", normlab.NORMS)
+def test_ordinary_numbers_in_padding_do_not_count_either(name, isa):
+    """NaN in padding sends a column to its second, exact pass, which would hide a first pass that reads wrong rows."""
+    x, grad, call = inputs((3, 23, 33), torch.float32, True)
+    pad = ~call["mask"]
+    x[pad], grad[pad] = 50.0, 50.0
+    layer = make_layer(name, 33, torch.float32)
+    want = run(as_float64(name, layer, 33), x.double(), grad.double(), "reference", **call)
+    straight = straight_gradient(name, layer, x, grad, call["mask"])
+    assert_outcomes_close(run(layer, x, grad, **call), want, torch.float32, 69, straight)
+
+
 @pytest.mark.parametrize("name", ["batch", "instance", "group", "power"])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
