@@ -27,7 +27,6 @@ if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
 
 CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-MODES = {"layer": 0, "rms": 1, "scale": 2}
 
 
 def _address(t: Tensor | None) -> int:
