@@ -25,33 +25,50 @@ template <class P> P* at(Address a) { return (P*)a; }
 
 RowNorm row_norm(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
                  double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                 Address bias, Address x, Address mean, Address rstd) {
+                 Address bias, Address x, Address statistics) {
     RowNorm a{};
     a.rows = rows; a.width = width; a.x_stride = x_stride; a.partial = partial;
     a.dtype = (DType)dtype; a.param_dtype = (DType)param_dtype; a.mode = (RowMode)mode; a.eps = eps;
     a.offset_gain = offset_gain; a.round_before_gain = round_before_gain; a.threads = threads;
     a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
-    a.mean = at<double>(mean); a.rstd = at<double>(rstd); a.alpha = 1;
+    double* kept = at<double>(statistics);  // [mean (layer only) | rstd]
+    a.mean = a.mode == RowMode::layer ? kept : nullptr;
+    a.rstd = a.mode == RowMode::layer ? kept + rows : kept;
+    a.alpha = 1;
     return a;
 }
 
-void row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
+// The statistics go to the address given or, when it is 0, into a bytes object that is returned (else None).
+nb::object row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
                  double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                 Address bias, Address x, Address mean, Address rstd, Address y, Address branch, Address stream,
-                 double alpha, double drop, uint64_t seed) {
+                 Address bias, Address x, Address statistics, Address y, Address branch, Address stream, double alpha,
+                 double drop, uint64_t seed) {
+    nb::object kept = nb::none();
+    if (!statistics) {
+        const int64_t values = (RowMode)mode == RowMode::layer ? 2 * rows : rows;
+        kept = nb::steal(PyBytes_FromStringAndSize(nullptr, values * (int64_t)sizeof(double)));
+        if (!kept.is_valid()) nb::raise_python_error();
+        statistics = (Address)PyBytes_AS_STRING(kept.ptr());
+    }
+    nb::gil_scoped_release released;
     RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
-                         threads, mask, weight, bias, x, mean, rstd);
+                         threads, mask, weight, bias, x, statistics);
     a.y = at<void>(y); a.branch = at<void>(branch); a.stream = at<void>(stream);
     a.alpha = alpha; a.drop = drop; a.seed = seed;
     chosen->table->row_forward(a);
+    return kept;
 }
 
+// `statistics`: the bytes row_forward returned, or an address.
 void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
                   double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                  Address x, Address mean, Address rstd, Address grad, Address dx, Address dweight, Address dbias,
+                  Address x, nb::handle statistics, Address grad, Address dx, Address dweight, Address dbias,
                   bool residual, Address grad_stream, Address dbranch, double alpha, double drop, uint64_t seed) {
+    const Address kept = PyBytes_Check(statistics.ptr()) ? (Address)PyBytes_AS_STRING(statistics.ptr())
+                                                         : nb::cast<Address>(statistics);
+    nb::gil_scoped_release released;
     RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
-                         threads, mask, weight, 0, x, mean, rstd);
+                         threads, mask, weight, 0, x, kept);
     a.grad = at<void>(grad); a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
     if (residual) {
         a.branch = at<void>(x);  // only its presence matters: backward reads the stream
@@ -148,8 +165,8 @@ NB_MODULE(_native, m) {
 #else
     m.attr("openmp") = false;
 #endif
-    m.def("row_forward", &row_forward, Released());
-    m.def("row_backward", &row_backward, Released());
+    m.def("row_forward", &row_forward);
+    m.def("row_backward", &row_backward);
     m.def("column_forward", &column_forward, Released());
     m.def("column_backward", &column_backward, Released());
     m.def("pointwise_forward", &pointwise_forward, Released());

@@ -305,12 +305,11 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
     n = cpu.native
 
     def row_pair(mode: int) -> None:
-        first = statistics_.data_ptr()
-        m, r = (first, first + 8 * rows) if mode == 0 else (0, first)
+        kept = statistics_.data_ptr()
         with_bias = mode == 0
-        n.row_forward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, b if with_bias else 0, px, m,
-                      r, py, 0, 0, 1.0, 0.0, 0)  # fmt: skip
-        n.row_backward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, px, m, r, pg, pdx, pdw,
+        n.row_forward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, b if with_bias else 0, px,
+                      kept, py, 0, 0, 1.0, 0.0, 0)  # fmt: skip
+        n.row_backward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, px, kept, pg, pdx, pdw,
                        pdb if with_bias else 0, False, 0, 0, 1.0, 0.0, 0)  # fmt: skip
 
     def column_pair() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, empty_like, is_grad_enabled
 from torch.autograd import Function
 
 from . import reference
@@ -24,7 +24,9 @@ MODE_NAMES = ("layer", "rms", "scale")
 
 def apply(function: type[Function]) -> Callable[..., Any]:
     """``function.apply`` without its Python wrapper, a third of the cost of a small forward: what the wrapper does
-    (functional transforms, default arguments) has been ruled out by the route that leads here."""
+    (functional transforms, default arguments) has been ruled out by the route that leads here. Backward is likewise
+    called directly; torch's wrapper only finds out whether it is named ``backward`` or ``vjp``."""
+    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
     return super(Function, function).apply  # type: ignore[misc]
 
 
@@ -54,30 +56,32 @@ class RowNorm(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...]
     ) -> Tensor:
-        y, statistics = cpu.row_forward(x, weight, bias, mask, *facts)
-        ctx.save_for_backward(x, weight, mask, statistics)
-        ctx.facts = facts
-        if bias is not None:
-            ctx.bias_dtype = bias.dtype
+        y, statistics = cpu.row_forward(x, weight, bias, mask, None, *facts)
+        ctx.save_for_backward(x, weight, mask)
+        # The statistics are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
+        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight, mask, statistics = ctx.saved_tensors
+        x, weight, mask = ctx.saved_tensors
+        facts, statistics, bias_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            mode, eps, partial, offset, round_first = ctx.facts
+        if is_grad_enabled():
+            mode, eps, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(x.shape[-1], dtype=ctx.bias_dtype, requires_grad=True) if need_bias else None
+            bias = torch.zeros(x.shape[-1], dtype=bias_dtype, requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
-        dweight = torch.empty_like(weight) if need_weight else None
-        dbias = torch.empty(x.shape[-1], dtype=ctx.bias_dtype) if need_bias else None
-        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
+        dweight = empty_like(weight) if need_weight else None
+        dbias = None
+        if need_bias:
+            dbias = torch.empty(x.shape[-1], dtype=bias_dtype) if weight is None else empty_like(weight)
+        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *facts)
         return dx, dweight, dbias, None, None
 
 
@@ -90,14 +94,14 @@ class ResidualNorm(Function):
                 mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
                 want_stream: bool) -> Any:  # fmt: skip
         ctx.facts = (mode, eps, offset, round_first, alpha, drop, seed)
-        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, *ctx.facts)
-        ctx.save_for_backward(x, branch, weight, bias, mask, stream, statistics)
+        y, stream, ctx.statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, *ctx.facts)
+        ctx.save_for_backward(x, branch, weight, bias, mask, stream)
         ctx.set_materialize_grads(False)
         return (y, stream) if want_stream else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None = None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, branch, weight, bias, mask, stream, statistics = ctx.saved_tensors
+        x, branch, weight, bias, mask, stream = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if grad is None and grad_stream is None:
             return (None,) * 13
@@ -114,7 +118,7 @@ class ResidualNorm(Function):
             return (*replay(formula, (x, branch, weight, bias), needs[:4], both), *[None] * 9)
         dweight, dbias = _like(weight, needs[2]), _like(bias, needs[3])
         dx, dbranch = cpu.residual_backward(
-            grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *ctx.facts
+            grad, grad_stream, stream, weight, mask, ctx.statistics, dweight, dbias, *ctx.facts
         )
         return dx, dbranch, dweight, dbias, *[None] * 9
 

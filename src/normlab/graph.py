@@ -35,7 +35,8 @@ def row_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float, partial: int,
     offset: bool, round_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return cpu.row_forward(x, weight, bias, mask, mode, eps, partial, offset, round_first)
+    statistics = cpu.row_statistics(x, mode)
+    return cpu.row_forward(x, weight, bias, mask, statistics, mode, eps, partial, offset, round_first)[0], statistics
 
 
 @row_norm.register_fake
@@ -99,7 +100,11 @@ def residual_norm(
     x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
     offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return cpu.residual_forward(x, branch, weight, bias, mask, mode, eps, offset, round_first, alpha, drop, int(seed))
+    statistics = cpu.row_statistics(x, mode)
+    y, stream, _ = cpu.residual_forward(
+        x, branch, weight, bias, mask, statistics, mode, eps, offset, round_first, alpha, drop, int(seed)
+    )
+    return y, stream, statistics
 
 
 @residual_norm.register_fake

@@ -149,21 +149,20 @@ def row_norm(
 ) -> Tensor:
     """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
-    if mask is None and lengths is None and _route(op, x) == "eager" and x.dim():
-        width = x.size(-1)
-        size = 1 if facts[0] == 2 else width
+    if mask is None and lengths is None and _route(op, x) == "eager":
+        parameters = bias if weight is None else weight
         if (
-            shape == (width,)
-            and width > 0
-            and (weight is None or _is_dense(weight, size))
-            and (bias is None or (_is_dense(bias, size) and (weight is None or weight.dtype is bias.dtype)))
-            and 0 <= facts[2] <= width
+            len(shape) == 1
+            and x.shape[-1:] == shape
+            and (weight is None or _is_dense(weight, 1 if facts[0] == 2 else shape[0]))
+            and (bias is None or (_is_dense(bias, shape[0]) and parameters.dtype is bias.dtype))  # type: ignore[union-attr]
+            and 0 <= facts[2] <= shape[0] > 0
         ):
             if facts[2] == 0:
-                facts = (facts[0], facts[1], width, facts[3], facts[4])
+                facts = (facts[0], facts[1], shape[0], facts[3], facts[4])
             if torch.is_grad_enabled():
                 return eager.row_norm(x, weight, bias, None, facts)
-            return cpu.row_forward(x, weight, bias, None, *facts)[0]
+            return cpu.row_forward(x, weight, bias, None, None, *facts)[0]
     return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
 
 

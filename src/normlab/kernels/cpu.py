@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor, empty_like, get_num_threads
 
 native: Any = None
 missing: str | None = None
@@ -37,7 +37,12 @@ def _parameter_code(weight: Tensor | None, bias: Tensor | None) -> int:
     return CODES[weight.dtype] if weight is not None else CODES[bias.dtype] if bias is not None else 0
 
 
-def _row_statistics(rows: int, mode: int) -> Tensor:
+# Statistics of a row norm, float64: [mean (rows) | 1/deviation (rows)] for layer, [1/deviation] for rms and scale. Where a
+# caller gives a tensor they are written there; otherwise the kernel returns them as bytes, a tenth of a tensor's price.
+
+
+def row_statistics(x: Tensor, mode: int) -> Tensor:
+    rows = x.numel() // x.shape[-1]
     return torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
 
 
@@ -55,95 +60,87 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
 
 
 def row_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float, partial: int,
-    offset: bool, round_first: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y and the statistics, flat float64: [mean (rows) | 1/deviation (rows)] for layer, [1/deviation] for rms and scale."""
-    width = x.shape[-1]
-    rows = x.numel() // width
-    step = width
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None, mode: int,
+    eps: float, partial: int, offset: bool, round_first: bool,
+) -> tuple[Tensor, bytes]:  # fmt: skip
+    """y and the statistics (empty when a tensor was given for them)."""
+    width = step = x.size(-1)
     if x.is_contiguous():
-        y = torch.empty_like(x)
+        y = empty_like(x)
     else:
         x, step = as_rows(x)
         y = torch.empty(x.shape, dtype=x.dtype)
-    statistics = _row_statistics(rows, mode)
-    first = statistics.data_ptr()
-    native.row_forward(
-        rows, width, step, partial, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
-        get_num_threads(), 0 if mask is None else mask.data_ptr(), 0 if weight is None else weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(), x.data_ptr(), first if mode == 0 else 0,
-        first + 8 * rows if mode == 0 else first, y.data_ptr(), 0, 0, 1.0, 0.0, 0,
+    parameters = bias if weight is None else weight
+    kept = native.row_forward(
+        x.numel() // width, width, step, partial, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype],
+        mode, eps, offset, round_first, get_num_threads(), 0 if mask is None else mask.data_ptr(),
+        0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(), x.data_ptr(),
+        0 if statistics is None else statistics.data_ptr(), y.data_ptr(), 0, 0, 1.0, 0.0, 0,
     )  # fmt: skip
-    return y, statistics
+    return y, kept
 
 
 def row_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, dweight: Tensor | None,
-    dbias: Tensor | None, mode: int, eps: float, partial: int, offset: bool, round_first: bool,
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes,
+    dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, partial: int, offset: bool, round_first: bool,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of the parameters are written into the tensors given for them."""
-    width = x.shape[-1]
-    rows = x.numel() // width
-    step = width
+    width = step = x.size(-1)
     if not x.is_contiguous():
         x, step = as_rows(x)
     if not grad.is_contiguous():
         grad = grad.contiguous()
-    dx = torch.empty_like(grad)
-    first = statistics.data_ptr()
+    dx = empty_like(grad)
     parameters = weight if weight is not None else dweight if dweight is not None else dbias
     native.row_backward(
-        rows, width, step, partial, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype], mode, eps,
-        offset, round_first, get_num_threads(), 0 if mask is None else mask.data_ptr(),
-        0 if weight is None else weight.data_ptr(), x.data_ptr(), first if mode == 0 else 0,
-        first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(),
+        x.numel() // width, width, step, partial, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype],
+        mode, eps, offset, round_first, get_num_threads(), 0 if mask is None else mask.data_ptr(),
+        0 if weight is None else weight.data_ptr(), x.data_ptr(), _kept(statistics), grad.data_ptr(), dx.data_ptr(),
         0 if dweight is None else dweight.data_ptr(), 0 if dbias is None else dbias.data_ptr(), False, 0, 0, 1.0, 0.0, 0,
     )  # fmt: skip
     return dx
 
 
+def _kept(statistics: Tensor | bytes) -> int | bytes:
+    return statistics if type(statistics) is bytes else statistics.data_ptr()  # type: ignore[union-attr]
+
+
 def residual_forward(
-    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
-    offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
+    statistics: Tensor | None, mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float,
+    seed: int,
+) -> tuple[Tensor, Tensor, bytes]:  # fmt: skip
     """y, the new stream, the statistics as in row_forward."""
     width = x.shape[-1]
-    rows = x.numel() // width
     x, step = as_rows(x)
     branch = branch.contiguous()
     y, stream = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
-    statistics = _row_statistics(rows, mode)
-    first = statistics.data_ptr()
-    native.row_forward(
-        rows, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset, round_first,
-        get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
-        first if mode == 0 else 0, first + 8 * rows if mode == 0 else first, y.data_ptr(), branch.data_ptr(),
-        stream.data_ptr(), alpha, drop, seed,
+    kept = native.row_forward(
+        x.numel() // width, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset,
+        round_first, get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
+        _address(statistics), y.data_ptr(), branch.data_ptr(), stream.data_ptr(), alpha, drop, seed,
     )  # fmt: skip
-    return y, stream, statistics
+    return y, stream, kept
 
 
 def residual_backward(
     grad: Tensor, grad_stream: Tensor | None, stream: Tensor, weight: Tensor | None, mask: Tensor | None,
-    statistics: Tensor, dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, offset: bool,
+    statistics: Tensor | bytes, dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, offset: bool,
     round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and dbranch: one and the same tensor when alpha is 1 and nothing is dropped."""
     width = stream.shape[-1]
-    rows = stream.numel() // width
     grad = grad.contiguous()
     if grad_stream is not None:
         grad_stream = grad_stream.contiguous()
     dx = torch.empty(stream.shape, dtype=stream.dtype)
     dbranch = dx if alpha == 1 and drop == 0 else torch.empty(stream.shape, dtype=stream.dtype)
-    first = statistics.data_ptr()
     native.row_backward(
-        rows, width, width, width, CODES[stream.dtype],
+        stream.numel() // width, width, width, width, CODES[stream.dtype],
         _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], mode, eps, offset, round_first,
-        get_num_threads(), _address(mask), _address(weight), stream.data_ptr(), first if mode == 0 else 0,
-        first + 8 * rows if mode == 0 else first, grad.data_ptr(), dx.data_ptr(), _address(dweight), _address(dbias),
-        True, _address(grad_stream), 0 if dbranch is dx else dbranch.data_ptr(), alpha, drop, seed,
+        get_num_threads(), _address(mask), _address(weight), stream.data_ptr(), _kept(statistics), grad.data_ptr(),
+        dx.data_ptr(), _address(dweight), _address(dbias), True, _address(grad_stream),
+        0 if dbranch is dx else dbranch.data_ptr(), alpha, drop, seed,
     )  # fmt: skip
     return dx, dbranch
 
