@@ -13,9 +13,18 @@ __version__ = "0.1.0"
 _NAMES: dict[str, str] = {
     **dict.fromkeys(
         ("LayerNorm", "RMSNorm", "ScaleNorm", "BatchNorm", "InstanceNorm", "GroupNorm", "PowerNorm", "DyT", "Derf",
-         "ResidualNorm", "NORMS"),
+         "ResidualNorm", "NORMS", "make_norm"),
         "norms",
     ),
+    **dict.fromkeys(
+        ("Residual", "Site", "NoNorm", "PostNorm", "PreNorm", "DeepNorm", "SandwichNorm", "PeriNorm", "SubNorm",
+         "NormFormer", "ResidualDual", "B2T", "MixNorm", "HybridNorm", "LayerNormScaling", "ReorderedNorm", "Admin", "ReZero",
+         "PLACEMENTS", "find_placement", "scaled_init", "plain_init", "deepnorm_init", "subln_init", "b2t_init",
+         "deepnorm_scales", "subln_gain", "admin_scale"),
+        "placements",
+    ),
+    **dict.fromkeys(("TransformerConfig", "build"), "transformer"),
+    "leaks": "causal",
     **dict.fromkeys(
         ("layer_norm", "rms_norm", "scale_norm", "batch_norm", "instance_norm", "group_norm", "power_norm", "dyt", "derf",
          "residual_norm", "batch_statistics"),

@@ -12,7 +12,7 @@ from typing import Any
 from . import __version__
 
 EXAMPLES = """examples:
-  normlab list                      norms with formula, paper and what shares a statistic
+  normlab list                      norms and placements with formula, paper and advice
   normlab doctor                    kernels, threads, allocator advice for this machine
   normlab bench --quick             verify, then compare with torch on two shapes
   normlab bench --json bench.json   the full comparison, with torch.compile
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(name: str, help: str, example: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=help, epilog=f"example: {example}")
 
-    lister = verb("list", "List the norms with formula and paper.", "normlab list --json")
+    lister = verb("list", "List norms and placements with formula, paper and advice.", "normlab list --json")
     lister.add_argument("--json", action="store_true", help="print JSON")
 
     doctor = verb("doctor", "Say what runs on this machine and why.", "normlab doctor")
@@ -55,27 +55,27 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def show_list(args: argparse.Namespace) -> int:
-    from . import NORMS
+    from . import NORMS, PLACEMENTS
 
-    rows = [
-        {
-            "name": n,
-            "layer": f.layer.__name__,
-            "formula": f.formula,
-            "shares": f.shares,
-            "paper": f"arXiv {f.paper}",
-            "year": f.year,
-        }
+    norms = [
+        {"name": n, "layer": f.layer.__name__, "formula": f.formula, "shares": f.shares, "paper": f"arXiv {f.paper}",
+         "year": f.year, "advice": f.advice}
         for n, f in NORMS.items()
-    ]
+    ]  # fmt: skip
+    placements = [
+        {"name": n, "class": f.place.__name__, "formula": f.formula, "paper": f"arXiv {f.paper}", "year": f.year,
+         "advice": f.advice}
+        for n, f in PLACEMENTS.items()
+    ]  # fmt: skip
     if args.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps({"norms": norms, "placements": placements}, indent=1))
         return 0
-    _table(
-        "norms",
-        ["name", "layer", "formula", "statistic over", "paper", "year"],
-        [[str(v) for v in r.values()] for r in rows],
-    )
+    for title, rows, columns in (
+        ("norms", norms, ["name", "layer", "formula", "statistic over", "paper", "year", "advice"]),
+        ("placements (S sub-layer, A attention, F feed-forward, N norm)", placements,
+         ["name", "class", "formula", "paper", "year", "advice"]),
+    ):  # fmt: skip
+        _table(title, columns, [[str(v) for v in row.values()] for row in rows])
     return 0
 
 

@@ -8,6 +8,7 @@ padding never enters a statistic and comes out as zero. NORMS lists them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ def _gain_of(gain: str | None, affine: bool) -> str:
 class _Norm(nn.Module):
     """What the layers share: a gain and a bias that may be absent, and their start values."""
 
+    over_tokens = False  # do statistics span tokens, so that padding (and, in a causal model, the future) matters?
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     gain: str
@@ -200,6 +202,7 @@ class ScaleNorm(_Norm):
 class _ChannelNorm(_Norm):
     """Norms with one gain per channel, the channels at ``channel_dim`` (last for tokens, 1 for images)."""
 
+    over_tokens = True
     num_features: int
     channel_dim: int
 
@@ -277,8 +280,11 @@ class BatchNorm(_RunningNorm):
     ghost_size=k       statistics over ghost batches of k samples each (arXiv 1705.08741)
     renorm=(r, d)      batch renormalization with these bounds (arXiv 1702.03275)
     sync=True          statistics over all processes of ``process_group``, weighted by their real cells
+    causal="position"  in training, statistics over the batch at each position of (B, L, d): no token sees a later one
+    causal="running"   in training, the running statistics of earlier batches; the batch moves them afterwards
 
-    Unlike LayerNorm a token's result depends on the other tokens; in a causal model that includes later ones.
+    Unlike LayerNorm a token's result depends on the other tokens; in a causal model that includes later ones, unless
+    ``causal`` is set. A position with one real sample comes out as the bias.
     Ioffe, Szegedy 2015 (arXiv 1502.03167).
 
     >>> norm = BatchNorm(3)
@@ -304,6 +310,7 @@ class BatchNorm(_RunningNorm):
         renorm: tuple[float, float] | None = None,
         sync: bool = False,
         process_group: Any = None,
+        causal: str | None = None,
     ) -> None:
         super().__init__()
         self.num_features = num_features
@@ -315,14 +322,19 @@ class BatchNorm(_RunningNorm):
         self.renorm = renorm
         self.sync = sync
         self.process_group = process_group
+        self.causal = causal
+        if causal not in (None, "position", "running"):
+            raise ValueError(unknown("causal", causal, ("position", "running")))
         if ghost_size is not None and ghost_size < 1:
             raise ValueError(f"ghost_size must be at least 1 sample, got {ghost_size}")
         if renorm is not None and not (renorm[0] >= 1 and renorm[1] >= 0):
             raise ValueError(f"renorm=(r_max, d_max) needs r_max >= 1 and d_max >= 0, got {renorm}")
-        if not track_running_stats and (frozen or renorm is not None):
-            raise ValueError("frozen statistics and renorm need running statistics: set track_running_stats=True")
-        if sum((ghost_size is not None, renorm is not None, sync)) > 1:
-            raise ValueError("ghost_size, renorm and sync exclude one another")
+        if not track_running_stats and (frozen or renorm is not None or causal is not None):
+            raise ValueError(
+                "frozen statistics, renorm and causal need running statistics: set track_running_stats=True"
+            )
+        if sum((ghost_size is not None, renorm is not None, sync, causal is not None)) > 1:
+            raise ValueError("ghost_size, renorm, sync and causal exclude one another")
         self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
         self._make_buffers(track_running_stats, momentum, device, dtype)
 
@@ -345,6 +357,8 @@ class BatchNorm(_RunningNorm):
             mask = ops.as_mask("BatchNorm", x, ops.positions(x, channel), mask, lengths)
         running = (self.running_mean, self.running_var) if self.training else (None, None)
         factor = self._factor() if self.training and (x.numel() > 0 or group is not None) else 0.0
+        if self.causal is not None:
+            return self._causal(x, mask, factor)
         if self.ghost_size is not None and self.training:
             y = self._ghost(x, mask, factor)
             if x.numel() > 0:
@@ -359,6 +373,24 @@ class BatchNorm(_RunningNorm):
                                channel=channel, mask=mask, gain=gain, group=group,
                                running=(*running, factor) if running[0] is not None else None)  # fmt: skip
         if self.training and (x.numel() > 0 or group is not None):
+            self._count()
+        return y
+
+    def _causal(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
+        """No statistic of a token's own or later positions; the running ones are those of the whole batch all the same."""
+        if self.causal == "running":
+            y = ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
+                               channel_dim=self.channel_dim, gain=self.gain, mask=mask)  # fmt: skip
+        else:
+            if x.dim() != 3 or self.channel_dim % 3 != 2:
+                raise ValueError(
+                    f"BatchNorm(causal='position') takes (B, L, d), got an input of shape {tuple(x.shape)}"
+                )
+            y = ops.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,
+                                  mask=None if mask is None else mask.T).transpose(0, 1)  # fmt: skip
+        if x.numel() > 0 and not ops.recomputing():
+            mean, var, count = ops.batch_statistics(x.detach(), channel_dim=self.channel_dim, mask=mask)
+            ops.update_running(self.running_mean, self.running_var, mean, var, count, factor)
             self._count()
         return y
 
@@ -463,7 +495,8 @@ class GroupNorm(_ChannelNorm):
         y = (x - mean) / sqrt(var + eps) * weight + bias        mean, biased var per (sample, group)
 
     One group is layer normalization over a whole sample (not over a token); as many groups as channels is
-    InstanceNorm. Wu, He 2018 (arXiv 1803.08494).
+    InstanceNorm. ``causal="position"`` takes each token's groups on their own, so that no token of a sequence sees
+    another. Wu, He 2018 (arXiv 1803.08494).
 
     >>> GroupNorm(2, 6)(torch.randn(4, 5, 6)).shape
     torch.Size([4, 5, 6])
@@ -481,9 +514,13 @@ class GroupNorm(_ChannelNorm):
         bias: bool = True,
         channel_dim: int = -1,
         gain: str | None = None,
+        causal: str | None = None,
     ) -> None:
         super().__init__()
         ops.check_groups(num_groups, num_channels)
+        if causal not in (None, "position"):
+            raise ValueError(unknown("causal", causal, ("position",)))
+        self.causal = causal
         self.num_groups = num_groups
         self.num_channels = self.num_features = num_channels
         self.eps = ops.check_eps(eps)
@@ -496,6 +533,11 @@ class GroupNorm(_ChannelNorm):
         if mask is not None or lengths is not None:
             mask = ops.as_mask("GroupNorm", x, ops.positions(x, channel), mask, lengths)
         weight, bias = self._own("weight"), self._own("bias")
+        if self.causal is not None:
+            rows = x.movedim(channel, -1).flatten(0, -2)
+            y, _ = ops.column_norm("group_norm", rows, weight, bias, self.eps, groups=self.num_groups, pooled=False, channel=1,
+                                   mask=None if mask is None else mask.flatten(), gain=self.gain)  # fmt: skip
+            return y.unflatten(0, x.movedim(channel, -1).shape[:-1]).movedim(-1, channel)
         return ops.column_norm("group_norm", x, weight, bias, self.eps, groups=self.num_groups, pooled=False,
                                channel=channel, mask=mask, gain=self.gain)[0]  # fmt: skip
 
@@ -750,21 +792,36 @@ class ResidualNorm(_Norm):
 class NormFacts:
     """One row of NORMS: what a norm is, without its code."""
 
-    layer: type[nn.Module]
+    layer: type[_Norm]
     formula: str
     shares: str  # which cells share a statistic
     paper: str
     year: int
+    advice: str
 
 
 NORMS: dict[str, NormFacts] = {
-    "layer": NormFacts(layer=LayerNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="the features of one token", paper="1607.06450", year=2016),
-    "rms": NormFacts(layer=RMSNorm, formula="x / sqrt(mean(x^2) + eps) * w", shares="the features of one token", paper="1910.07467", year=2019),
-    "scale": NormFacts(layer=ScaleNorm, formula="w * x / max(|x|, eps)", shares="the features of one token", paper="1910.05895", year=2019),
-    "batch": NormFacts(layer=BatchNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="one channel of all samples and positions", paper="1502.03167", year=2015),
-    "instance": NormFacts(layer=InstanceNorm, formula="(x - mean) / sqrt(var + eps)", shares="one channel of one sample", paper="1607.08022", year=2016),
-    "group": NormFacts(layer=GroupNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="a group of channels of one sample", paper="1803.08494", year=2018),
-    "power": NormFacts(layer=PowerNorm, formula="x / running sqrt(mean(x^2)) * w + b", shares="one channel of all samples and positions", paper="2003.07845", year=2020),
-    "dyt": NormFacts(layer=DyT, formula="w * tanh(alpha x) + b", shares="nothing", paper="2503.10622", year=2025),
-    "derf": NormFacts(layer=Derf, formula="w * erf(alpha x + s) + b", shares="nothing", paper="2512.10938", year=2025),
+    "layer": NormFacts(layer=LayerNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="the features of one token", paper="1607.06450", year=2016, advice="the default of most Transformers"),
+    "rms": NormFacts(layer=RMSNorm, formula="x / sqrt(mean(x^2) + eps) * w", shares="the features of one token", paper="1910.07467", year=2019, advice="LayerNorm without the mean: cheaper, as good in language models"),
+    "scale": NormFacts(layer=ScaleNorm, formula="w * x / max(|x|, eps)", shares="the features of one token", paper="1910.05895", year=2019, advice="one gain for the whole vector"),
+    "batch": NormFacts(layer=BatchNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="one channel of all samples and positions", paper="1502.03167", year=2015, advice="images and large batches; on text it needs masks and steady statistics"),
+    "instance": NormFacts(layer=InstanceNorm, formula="(x - mean) / sqrt(var + eps)", shares="one channel of one sample", paper="1607.08022", year=2016, advice="style of single images; refuses causal models"),
+    "group": NormFacts(layer=GroupNorm, formula="(x - mean) / sqrt(var + eps) * w + b", shares="a group of channels of one sample", paper="1803.08494", year=2018, advice="images with small batches"),
+    "power": NormFacts(layer=PowerNorm, formula="x / running sqrt(mean(x^2)) * w + b", shares="one channel of all samples and positions", paper="2003.07845", year=2020, advice="BatchNorm for text, with running statistics in training"),
+    "dyt": NormFacts(layer=DyT, formula="w * tanh(alpha x) + b", shares="nothing", paper="2503.10622", year=2025, advice="no statistics; tune alpha_init"),
+    "derf": NormFacts(layer=Derf, formula="w * erf(alpha x + s) + b", shares="nothing", paper="2512.10938", year=2025, advice="DyT with erf; no statistics"),
 }  # fmt: skip
+
+
+def make_norm(norm: str, dim: int, **options: Any) -> nn.Module:
+    """A norm by name, for a stream of width ``dim``; GroupNorm takes gcd(dim, 32) groups unless told.
+
+    >>> make_norm("rms", 8, eps=1e-6)
+    RMSNorm((8,), eps=1e-06, gain='direct', partial=None)
+    """
+    if norm not in NORMS:
+        raise ValueError(unknown("norm", norm, NORMS))
+    layer: Any = NORMS[norm].layer
+    if layer is GroupNorm:
+        return GroupNorm(options.pop("num_groups", math.gcd(dim, 32)), dim, **options)
+    return layer(dim, **options)
