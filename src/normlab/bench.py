@@ -1,105 +1,28 @@
 """Speed on this machine: verify, then time, both sides interleaved in one run, as ratios and shares of the memory limit.
 
-A ratio is the median over rounds of (their time / our time), the two measured right after each other, so that drift of
-a shared machine hits both. Times are the fastest round and only for orientation. "As users run it" means forward +
+How sides are timed is in :mod:`timing`, whole training steps are in :mod:`steps`. "As users run it" means forward +
 backward with fresh outputs; "kernel" means outputs allocated beforehand.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import __version__, norms, ops, reference
+from . import machine, norms, ops, reference, steps
 from .kernels import cpu
+from .timing import Goal, Row, Side, compare, geometric_mean, interleave
 
 SHAPES = ((4, 32, 256), (8, 128, 256), (8, 512, 768), (8, 1024, 1024), (4, 2048, 4096))
 QUICK_SHAPES = ((4, 32, 256), (8, 512, 768))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Side = Callable[[], Any]
-
-
-@dataclass(kw_only=True)
-class Row:
-    """One comparison: ``sides`` maps a name to its fastest time in seconds, ``ratios`` a rival to median(rival / ours)."""
-
-    family: str
-    case: str
-    shape: tuple[int, ...]
-    dtype: str
-    sides: dict[str, float] = field(default_factory=dict)
-    ratios: dict[str, float] = field(default_factory=dict)
-    share_of_limit: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """One line of the table of goals: what was measured, what was to be reached."""
-
-    what: str
-    measured: float
-    target: float
-    unit: str = "x"
-    at_most: bool = False
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.target if self.at_most else self.measured >= self.target
-
-
-# ---- timing ----------------------------------------------------------------------------------------------------------
-
-
-def interleave(
-    sides: dict[str, Side], seconds: float = 1.0, most_rounds: int = 25, equal_calls: bool = False
-) -> dict[str, list[float]]:
-    """Times of each side per round: each side in turn, a few calls at a time.
-
-    ``equal_calls``: as many for every side, so that none finds its data warmer in the cache by being called more often.
-    """
-    for side in sides.values():  # warm up: allocator, thread pool, caches, compiler
-        side()
-        side()
-    calls = {}
-    for name, side in sides.items():
-        start = time.perf_counter()
-        side()
-        calls[name] = max(1, min(400, int(2e-3 / max(time.perf_counter() - start, 1e-7))))
-    if equal_calls:
-        calls = dict.fromkeys(calls, max(calls.values()))
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    started = time.perf_counter()
-    while len(times[next(iter(sides))]) < most_rounds:
-        for name, side in sides.items():
-            side()  # not timed: nobody pays for the state the side before left behind
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                side()
-            times[name].append((time.perf_counter() - start) / calls[name])
-        if time.perf_counter() - started > seconds and len(times[name]) >= 5:
-            break
-    return times
-
-
-def compare(row: Row, sides: dict[str, Side], seconds: float, ours: str = "ours") -> Row:
-    times = interleave(sides, seconds)
-    row.sides = {name: min(t) for name, t in times.items()}
-    row.ratios = {
-        name: statistics.median(a / b for a, b in zip(t, times[ours], strict=True))
-        for name, t in times.items()
-        if name != ours
-    }
-    return row
 
 
 def training_step(module: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, parameters: list[nn.Parameter]) -> Side:
@@ -319,12 +242,14 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
         n.column_backward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, px, mean, var, count, pg, sum_g,
                           sum_gx, True, True, 0, 0, 0, pdx, pdw, pdb)  # fmt: skip
 
-    t_mean, t_rstd = torch.empty(rows, 1, dtype=dtype), torch.empty(rows, 1, dtype=dtype)
+    tgeometric_mean, t_rstd = torch.empty(rows, 1, dtype=dtype), torch.empty(rows, 1, dtype=dtype)
     forward, backward = torch.ops.aten.native_layer_norm.out, torch.ops.aten.native_layer_norm_backward.out
 
     def torch_pair() -> None:
-        forward(x, [d], weight, bias, 1e-5, out0=y, out1=t_mean, out2=t_rstd)
-        backward(grad, x, [d], t_mean, t_rstd, weight, bias, [True, True, True], out0=dx, out1=dweight, out2=dbias)
+        forward(x, [d], weight, bias, 1e-5, out0=y, out1=tgeometric_mean, out2=t_rstd)
+        backward(
+            grad, x, [d], tgeometric_mean, t_rstd, weight, bias, [True, True, True], out0=dx, out1=dweight, out2=dbias
+        )
 
     sides: dict[str, Side] = {
         "copy": lambda: y.copy_(x),
@@ -348,10 +273,6 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
 # ---- goals -----------------------------------------------------------------------------------------------------------
 
 
-def _mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
-
-
 def goals(rows: list[Row]) -> list[Goal]:
     """The figures normlab sets out to reach, from what this run measured."""
 
@@ -365,15 +286,27 @@ def goals(rows: list[Row]) -> list[Goal]:
             found.append(Goal(what=what, measured=pick(values), target=target, **more))
 
     for dtype, target in (("float32", 5.0), ("bfloat16", 8.0)):
-        goal(f"RMSNorm vs nn.RMSNorm, {dtype}, geometric mean", ratios("RMSNorm", "torch", dtype), target, _mean)
+        goal(
+            f"RMSNorm vs nn.RMSNorm, {dtype}, geometric mean", ratios("RMSNorm", "torch", dtype), target, geometric_mean
+        )
     goal("RMSNorm vs nn.RMSNorm, slowest shape", ratios("RMSNorm", "torch"), 1.0, min)
     goal("LayerNorm vs nn.LayerNorm, float32, slowest shape", ratios("LayerNorm", "torch", "float32"), 0.95, min)
-    goal("LayerNorm vs nn.LayerNorm, bfloat16, geometric mean", ratios("LayerNorm", "torch", "bfloat16"), 1.5, _mean)
+    goal(
+        "LayerNorm vs nn.LayerNorm, bfloat16, geometric mean",
+        ratios("LayerNorm", "torch", "bfloat16"),
+        1.5,
+        geometric_mean,
+    )
     kernel_rows = [r for r in rows if r.family == "kernels"]
     goal("LayerNorm kernel vs torch's, bfloat16, geometric mean",
-         [r.ratios["torch LayerNorm"] for r in kernel_rows if r.dtype == "bfloat16"], 2.0, _mean)  # fmt: skip
+         [r.ratios["torch LayerNorm"] for r in kernel_rows if r.dtype == "bfloat16"], 2.0, geometric_mean)  # fmt: skip
     for family in ("RMSNorm", "LayerNorm"):
-        goal(f"{family} vs torch.compile of torch's, geometric mean", ratios(family, "torch.compile"), 1.2, _mean)
+        goal(
+            f"{family} vs torch.compile of torch's, geometric mean",
+            ratios(family, "torch.compile"),
+            1.2,
+            geometric_mean,
+        )
     goal(
         "BatchNorm vs nn.BatchNorm1d flattened, float32, slowest shape",
         ratios("BatchNorm", "torch, flattened", "float32"),
@@ -384,15 +317,20 @@ def goals(rows: list[Row]) -> list[Goal]:
         "BatchNorm vs nn.BatchNorm1d flattened, bfloat16, geometric mean",
         ratios("BatchNorm", "torch, flattened", "bfloat16"),
         1.2,
-        _mean,
+        geometric_mean,
     )
-    goal("BatchNorm vs nn.BatchNorm1d transposed, geometric mean", ratios("BatchNorm", "torch, transposed"), 8.0, _mean)
+    goal(
+        "BatchNorm vs nn.BatchNorm1d transposed, geometric mean",
+        ratios("BatchNorm", "torch, transposed"),
+        8.0,
+        geometric_mean,
+    )
     goal("BatchNorm masked / unmasked, worst shape", ratios("BatchNorm", "ours, masked"), 1.2, max, at_most=True)
     for family in ("GroupNorm", "InstanceNorm"):
-        goal(f"{family} vs torch transposed, geometric mean", ratios(family, "torch, transposed"), 4.0, _mean)
+        goal(f"{family} vs torch transposed, geometric mean", ratios(family, "torch, transposed"), 4.0, geometric_mean)
     largest = [s for s in SHAPES[2:]]
     goal("fused residual + norm vs unfused, three largest shapes, geometric mean",
-         [r.ratios["unfused"] for r in rows if r.family == "ResidualNorm" and r.shape in largest], 1.3, _mean)  # fmt: skip
+         [r.ratios["unfused"] for r in rows if r.family == "ResidualNorm" and r.shape in largest], 1.3, geometric_mean)  # fmt: skip
     for name in ("LayerNorm", "RMSNorm", "BatchNorm"):
         shares = [r.share_of_limit[name] * 100 for r in kernel_rows if r.shape in SHAPES[3:]]
         goal(f"{name} kernel, share of the copy limit, two largest shapes, lowest", shares, 80.0, min, unit="%")
@@ -439,33 +377,6 @@ def reference_rows(x: Tensor) -> Tensor:
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def machine() -> dict[str, Any]:
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in _read("/proc/cpuinfo").splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": model,
-        "isa": cpu.native.isa() if cpu.native else None,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "normlab": __version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def run(
     quick: bool = False, seconds: float = 1.0, compiled: bool = True, progress: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
@@ -489,12 +400,16 @@ def run(
             rows += groups_against_torch(shape, dtype, seconds)
             rows += residual_fused(shape, dtype, seconds)
             rows += kernels_alone(shape, dtype, seconds)
+    environment = machine.prepare_16_bit()
+    for dtype in DTYPES:
+        say(f"training step, {dtype}")
+        rows += steps.training_steps(dtype, seconds, compiled, quick)
     return {
-        "machine": machine(),
+        "machine": {**machine.facts(), "environment": environment},
         "quick": quick,
         "verified": verified,
         "rows": rows,
-        "goals": [*goals(rows), *accuracy()],
+        "goals": [*goals(rows), *steps.goals(rows), *accuracy()],
     }
 
 

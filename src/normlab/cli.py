@@ -96,6 +96,7 @@ def show_doctor(args: argparse.Namespace) -> int:
         ("threads", f"{facts['threads']}" + ("" if facts["openmp"] or not facts["native"] else " (kernels were built without OpenMP: they use one)")),
         ("thread pools", "one, shared with torch" if pools == 1 else f"{pools}: {', '.join(facts['thread_pools'])}"),
         ("kernel request", facts["request"]),
+        ("16-bit products", facts["bfloat16_products"]["note"]),
     ]  # fmt: skip
     _table("normlab doctor", ["", ""], [list(line) for line in lines])
     _table("kernel per op", ["op", "kernel", "why"], [[op, *choice] for op, choice in facts["kernels"].items()])
@@ -136,11 +137,11 @@ def run_bench(args: argparse.Namespace) -> int:
     rows = []
     for r in result["rows"]:
         ratios = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in r.ratios.items())
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in r.share_of_limit.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in (r.share_of_limit or r.share_of_step).items())
         ours = f"{r.sides['ours'] * 1e6:.0f} us" if "ours" in r.sides else ""
         rows.append([r.family, r.case, "x".join(map(str, r.shape)), r.dtype, ours, ratios, shares])
     _table("time of the other side / ours (more than 1x: ours is faster)",
-           ["norm", "what", "shape", "dtype", "ours", "ratio", "share of the copy limit"], rows)  # fmt: skip
+           ["norm", "what", "shape", "dtype", "ours", "ratio", "share of the copy limit, or of the step"], rows)  # fmt: skip
     verified = result["verified"]
     print(
         f"verified first: {len(verified)} norm x dtype pairs, worst {max(v[2] / v[3] for v in verified):.0%} of the error allowed"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import kernels
+from . import kernels, machine
 from .kernels import cpu
 
 PROBE = """
@@ -129,6 +129,7 @@ def examine(measure_allocator: bool = True) -> dict[str, Any]:
             except kernels.KernelUnavailable as error:
                 choice = ("none", str(error))
             choices[f"{op} {str(dtype).removeprefix('torch.')}"] = choice
+    works, setting, note = machine.sixteen_bit()
     trials = allocator_trials() if measure_allocator and platform.system() == "Linux" else []
     return {
         "device": "cpu" + (f", cuda ({torch.cuda.get_device_name(0)})" if torch.cuda.is_available() else ""),
@@ -144,6 +145,7 @@ def examine(measure_allocator: bool = True) -> dict[str, Any]:
         "thread_pools": thread_pools(),
         "request": request,
         "kernels": choices,
+        "bfloat16_products": {"work": works, "setting": setting, "note": note},
         "allocator": [vars(t) for t in trials],
         "allocator_advice": allocator_advice(trials) if trials else "Not measured.",
     }
