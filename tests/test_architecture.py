@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import doctest
 import importlib
 import inspect
@@ -78,7 +79,10 @@ def test_the_design_page_draws_the_layers_of_the_contract():
 
 # Third-party imports, and who may have them.
 ALLOWED = {
-    "torch": lambda module: module not in ("normlab", "normlab.errors"),
+    "torch": lambda module: (
+        module not in ("normlab", "normlab.errors", "normlab.runs", "normlab.timing", "normlab.diagnosis")
+    ),
+    "pyarrow": lambda module: module == "normlab.runs",
     "rich": lambda module: module == "normlab.cli",
     "onnx": lambda module: module == "normlab.numerics",
     "onnxruntime": lambda module: module == "normlab.numerics",
@@ -133,11 +137,42 @@ def test_public_names_resolve():
         _ = normlab.no_such_name
 
 
+DESCRIBING = ("layers.md", "placements.md", "transformer.md", "kernels.md")
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_public_names_are_documented(language: str):
-    text = "".join((ROOT / "docs" / language / page).read_text() for page in ("layers.md", "kernels.md"))
+    text = "".join((ROOT / "docs" / language / page).read_text() for page in DESCRIBING)
     missing = [name for name in normlab.__all__ if not re.search(rf"(?<!\w){name}(?!\w)", text)]
     assert not missing
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_placements_page_holds_every_placement(language: str):
+    text = (ROOT / "docs" / language / "placements.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| `(\w+)` \| `(.+)` \| arXiv (\S+) \| (\d+) \| (.+) \|$", text, flags=re.M)
+    actual = [(n, f.place.__name__, f.formula, f.paper, str(f.year)) for n, f in normlab.PLACEMENTS.items()]
+    assert [row[:5] for row in rows] == actual
+    if language == "en":
+        assert [row[5] for row in rows] == [f.advice for f in normlab.PLACEMENTS.values()]
+    for ends in {f.ends for f in normlab.PLACEMENTS.values()}:
+        (names,) = re.findall(rf"^\| `{ends.__name__}` \|.*\| ([^|]+) \|$", text, flags=re.M)
+        assert re.findall(r"[\w-]+", names) == [n for n, f in normlab.PLACEMENTS.items() if f.ends is ends]
+    for page in ("README.md", "README.zh.md"):
+        assert all(f"`{name}`" in (ROOT / page).read_text() for name in normlab.PLACEMENTS)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_models_page_holds_every_setting(language: str):
+    text = (ROOT / "docs" / language / "transformer.md").read_text()
+    (section,) = re.findall(r"^## (?:Settings|设置)\n(.*?)^## ", text, flags=re.M | re.S)
+    rows = re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", section, flags=re.M)
+    default = {
+        f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory()
+        for f in dataclasses.fields(normlab.TransformerConfig)
+    }
+    assert [name for name, _ in rows] == list(default)
+    assert {name: ast.literal_eval(shown) for name, shown in rows} == default
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -230,7 +265,10 @@ def test_links_lead_somewhere(page: Path):
     assert not broken
 
 
-DOCTESTED = ("reference", "norms", "ops", "kernels.selection", "kernels")
+DOCTESTED = (
+    "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs", "probes.probe", "kernels.selection",
+    "kernels",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOCTESTED)
@@ -276,7 +314,18 @@ def same_code(tag: str, code: str) -> str:
 def test_every_page_has_its_twin():
     english, chinese = ({p.name for p in (ROOT / "docs" / language).glob("*.md")} for language in ("en", "zh"))
     assert english == chinese
-    wanted = {"index", "layers", "masks", "numerics", "kernels", "benchmark", "design", "log"}
+    wanted = {
+        "index",
+        "layers",
+        "placements",
+        "transformer",
+        "masks",
+        "numerics",
+        "kernels",
+        "benchmark",
+        "design",
+        "log",
+    }
     assert {f"{name}.md" for name in wanted} <= english
 
 

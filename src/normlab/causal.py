@@ -101,6 +101,10 @@ def _run(model: nn.Module, call: Callable[[Tensor], Any], tokens: Tensor) -> tup
     finally:
         for handle in handles:
             handle.remove()
+    if output is not None and not output.isfinite().all():
+        raise ValueError(
+            "the model's output is not finite, so nothing can be compared; check the weights and the batch"
+        )
     if output is None:
         raise ValueError(
             f"leaks needs an output with one vector per token, (B, {tokens.shape[1]}, ...); the model gave none"
@@ -175,7 +179,7 @@ def leaks(
 
 def _other(batch: Tensor, cut: int) -> Tensor:
     """Other values for the tokens after the cut: the batch's tokens shifted by one, or negated vectors."""
-    tail = batch[:, cut + 1 :]
+    tail = batch[:, cut + 1 :].contiguous()
     if batch.is_floating_point():
         return -tail + 1
     values = batch.unique()

@@ -18,6 +18,10 @@ class TransformUnsupported(RuntimeError):
     """A differentiation that this op does not define, such as a second derivative of PowerNorm's running form."""
 
 
+class RunUnreadable(ValueError):
+    """A folder that should hold a run and does not, or holds one of a schema this version does not know."""
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not in a table, with the nearest one that is."""
     options = sorted(known)

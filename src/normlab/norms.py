@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
-from .errors import unknown
+from .errors import TransformUnsupported, unknown
 
 Lengths = Tensor | Sequence[int] | None
 
@@ -284,7 +284,7 @@ class BatchNorm(_RunningNorm):
     causal="running"   in training, the running statistics of earlier batches; the batch moves them afterwards
 
     Unlike LayerNorm a token's result depends on the other tokens; in a causal model that includes later ones, unless
-    ``causal`` is set. A position with one real sample comes out as the bias.
+    ``causal`` is set. In training with "position" a position with one real sample comes out as the bias.
     Ioffe, Szegedy 2015 (arXiv 1502.03167).
 
     >>> norm = BatchNorm(3)
@@ -351,8 +351,14 @@ class BatchNorm(_RunningNorm):
         if not use_batch:
             return ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
+        if self.training and (self.causal == "running" or self.renorm is not None) and ops.recomputing():
+            raise TransformUnsupported(
+                "BatchNorm with causal='running' or renorm reads statistics that its own forward has moved, so recomputing it "
+                "(activation checkpointing) would give another result; leave this layer outside the checkpoint"
+            )
         group = ops.process_group(self.sync, self.process_group) if self.training else None
-        ops.check_batch("BatchNorm", x, self.num_features, group)
+        if self.causal != "running":
+            ops.check_batch("BatchNorm", x, self.num_features, group)
         if mask is not None or lengths is not None:
             mask = ops.as_mask("BatchNorm", x, ops.positions(x, channel), mask, lengths)
         running = (self.running_mean, self.running_var) if self.training else (None, None)
@@ -377,7 +383,7 @@ class BatchNorm(_RunningNorm):
         return y
 
     def _causal(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
-        """No statistic of a token's own or later positions; the running ones are those of the whole batch all the same."""
+        """No statistic of later positions; the running ones are those of the whole batch all the same."""
         if self.causal == "running":
             y = ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                channel_dim=self.channel_dim, gain=self.gain, mask=mask)  # fmt: skip

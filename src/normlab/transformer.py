@@ -10,6 +10,7 @@ boolean, True = real, and reach every norm whose statistics span tokens.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -118,6 +119,9 @@ class TransformerConfig:
         if isinstance(self.norm, str) and self.norm not in NORMS:
             raise ValueError(unknown("norm", self.norm, NORMS))
         facts = find_placement(self.placement)
+        _check_options("placement option", facts.place, self.placement_options, ("norm", "site", "dropout", "fuse"))
+        if isinstance(self.norm, str):
+            _check_options("norm option", NORMS[self.norm].layer, self.norm_options, ())
         if self.final_norm is not None and facts.ends not in (Ends, FinalNorm):
             raise ValueError(f"placement {self.placement!r} has its own ends; final_norm cannot be set")
         inside = facts.place.inside
@@ -130,6 +134,11 @@ class TransformerConfig:
             raise ValueError(f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out")
         if self.architecture in ("decoder", "encoder-decoder"):
             self._causal_options()
+        if self.checkpoint and self._reads_what_it_moves():
+            raise ValueError(
+                f"norm {self.norm!r} in its running form reads statistics that its own forward moves; recomputing it "
+                "(checkpoint=True) would give another result"
+            )
 
     @property
     def tokens(self) -> int:
@@ -150,6 +159,15 @@ class TransformerConfig:
             f"later ones in training. Use {offer + ', or ' if offer else ''}a norm that looks at one token ({safe})"
         )
 
+    def _reads_what_it_moves(self) -> bool:
+        if self.norm == "power":
+            return bool(self.norm_options.get("running", True))
+        return self.norm == "batch" and (
+            "renorm" in self.norm_options
+            or self.norm_options.get("causal") == "running"
+            or (self.architecture in ("decoder", "encoder-decoder") and self.causal_statistics == "running")
+        )
+
     def norm_factory(self, *, causal: bool) -> Callable[[int], nn.Module]:
         """width -> norm."""
         if not isinstance(self.norm, str):
@@ -164,6 +182,14 @@ class TransformerConfig:
             if name not in known:
                 raise ValueError(unknown("setting", name, known))
         return cls(**values)
+
+
+def _check_options(what: str, target: type, options: Mapping[str, Any], taken: tuple[str, ...]) -> None:
+    """Options reach a constructor; name the nearest when it does not know one."""
+    known = [p for c in (target, *target.__mro__) if "__init__" in vars(c) for p in inspect.signature(c).parameters]
+    for name in options:
+        if name in taken or name not in known:
+            raise ValueError(unknown(what, name, sorted(set(known) - {*taken, "self", "args", "kwargs"})))
 
 
 def _linear(config: TransformerConfig, width_in: int, width_out: int) -> nn.Linear:
@@ -802,7 +828,7 @@ def build(config: TransformerConfig | None = None, **settings: Any) -> Any:
     """A model from a config, or from its settings.
 
     >>> sum(p.numel() for p in build(architecture="decoder", dim=16, num_layers=2, vocab_size=11).parameters())
-    6688
+    6944
     """
     if config is None:
         config = TransformerConfig.from_dict(settings)

@@ -1,0 +1,274 @@
+"""A run on disk: one folder, two files, text only. Training writes it, everything that displays or judges reads it.
+
+    run.json         what ran: schema, status, configuration, seed, versions, machine, sites, coverage. Replaced as a whole.
+    readings.jsonl   what was measured: one line per recorded step, appended. A torn last line is legal and ignored.
+
+A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
+"event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf". No torch here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import RunUnreadable
+
+SCHEMA = "normlab.run/1"
+INFO, READINGS = "run.json", "readings.jsonl"
+STATUSES = ("running", "finished", "failed", "interrupted")
+
+
+def encode(value: float) -> float | str:
+    return value if math.isfinite(value) else "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+def decode(value: float | str) -> float:
+    return float(value)
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole file or the old one, never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+class Writer:
+    """Writes one run. Every line reaches the operating system before ``write`` returns, so a killed process loses none.
+
+    ``info`` is what is known at the start; :meth:`update` adds what is known later. An existing run is not overwritten:
+    ``again=True`` goes on appending to it.
+    """
+
+    def __init__(self, folder: str | Path, info: Mapping[str, Any] | None = None, *, again: bool = False) -> None:
+        self.folder = Path(folder)
+        if (self.folder / INFO).exists() and not again:
+            raise FileExistsError(f"{self.folder} already holds a run; choose another folder or remove it")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "created": _now(), **(info or {})}
+        self._file: IO[str] | None = None
+        self._started = time.monotonic()
+        if again and (self.folder / INFO).exists():
+            before = _read_info(self.folder)
+            self.info = {**before, **(info or {}), "status": "running"}
+            self._started -= before.get("seconds", 0.0)
+        self._save()
+        path = self.folder / READINGS
+        _cut_torn_line(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+
+    def write(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+        """One recorded step: {probe: {site: number}}."""
+        coded = {p: {s: encode(float(v)) for s, v in sites.items()} for p, sites in values.items() if sites}
+        self._append({"step": step, "time": self._elapsed(), "values": coded})
+
+    def event(self, step: int, event: str, **detail: Any) -> None:
+        self._append({"step": step, "time": self._elapsed(), "event": event, **detail})
+
+    def update(self, **info: Any) -> None:
+        self.info.update(info)
+        self._save()
+
+    def close(self, status: str = "finished", **info: Any) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        self._file = None
+        self.update(status=status, ended=_now(), seconds=self._elapsed(), **info)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            raise ValueError(f"the run in {self.folder} is closed")
+        self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def _elapsed(self) -> float:
+        return round(time.monotonic() - self._started, 4)
+
+    def _save(self) -> None:
+        _replace(self.folder / INFO, json.dumps(self.info, indent=1, allow_nan=False) + "\n")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Before appending to a file whose last line is torn: the next line must not continue it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        at, tail = end, b""
+        while at > 0 and b"\n" not in tail:
+            at = max(0, at - 65536)
+            file.seek(at)
+            tail = file.read(min(65536, end - at)) + tail
+        if not tail.endswith(b"\n"):
+            file.truncate(at + tail.rfind(b"\n") + 1)
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    path = folder / INFO
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunUnreadable(f"{folder} holds no run: there is no {INFO} in it") from None
+    except ValueError as error:
+        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
+    schema = info.get("schema") if isinstance(info, dict) else None
+    if schema != SCHEMA:
+        raise RunUnreadable(
+            f"{path} has schema {schema!r}, this version reads {SCHEMA!r}; a newer normlab may have written it"
+        )
+    return info
+
+
+@dataclass(frozen=True)
+class Series:
+    """One quantity at one site over the run."""
+
+    steps: list[int]
+    values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def last(self) -> float:
+        return self.values[-1]
+
+
+class Run:
+    """A run to read; readings are streamed from disk on each request and held only as asked for.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> writer = Writer(folder + "/a")
+    >>> writer.write(1, {"loss": {"model": 2.5}})
+    >>> writer.close()
+    >>> Run(folder + "/a").series("loss")["model"].values
+    [2.5]
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.info = _read_info(self.folder)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Every whole line, as written. A torn last line is skipped; a broken one in the middle is an error."""
+        path = self.folder / READINGS
+        if not path.exists():
+            return
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    if not line.endswith("\n"):
+                        return
+                    raise RunUnreadable(f"{path}, line {number} is not valid JSON: {error}") from error
+
+    def readings(self) -> Iterator[tuple[int, str, str, float]]:
+        """(step, probe, site, value), in the order they were recorded."""
+        for line in self.lines():
+            step = line["step"]
+            for probe, sites in line.get("values", {}).items():
+                for site, value in sites.items():
+                    yield step, probe, site, value if type(value) is not str else decode(value)
+
+    def events(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if "event" in line]
+
+    def table(self, *probes: str) -> dict[str, dict[str, Series]]:
+        """{probe: {site: Series}}, of all probes or of those named."""
+        found: dict[str, dict[str, Series]] = {}
+        for line in self.lines():
+            step = line["step"]
+            for probe, sites in line.get("values", {}).items():
+                if probes and probe not in probes:
+                    continue
+                kept = found.setdefault(probe, {})
+                for site, value in sites.items():
+                    series = kept.get(site)
+                    if series is None:
+                        series = kept[site] = Series([], [])
+                    series.steps.append(step)
+                    series.values.append(value if type(value) is not str else decode(value))
+        return found
+
+    def series(self, probe: str) -> dict[str, Series]:
+        return self.table(probe).get(probe, {})
+
+    def summary(self) -> dict[str, Any]:
+        """What `normlab runs show` prints, as data."""
+        steps = lines = count = 0
+        probes: dict[str, set[str]] = {}
+        last: dict[str, float] = {}
+        events = []
+        for line in self.lines():
+            lines += 1
+            steps = max(steps, line["step"])
+            if "event" in line:
+                events.append(line)
+            for probe, sites in line.get("values", {}).items():
+                count += len(sites)
+                probes.setdefault(probe, set()).update(sites)
+                if probe in ("loss", "lr"):
+                    last[probe] = decode(next(iter(sites.values())))
+        return {"folder": str(self.folder), "status": self.info["status"], "created": self.info.get("created"),
+                "last_step": steps, "recorded_steps": lines, "readings": count, "last": {k: encode(v) for k, v in last.items()},
+                "probes": {p: len(s) for p, s in probes.items()}, "events": events,
+                "coverage": self.info.get("coverage"), "overhead": self.info.get("overhead")}  # fmt: skip
+
+
+def find(folder: str | Path) -> list[Path]:
+    """Folders with a run, in or below this one, by name."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise RunUnreadable(f"{root} is not a folder")
+    return sorted(path.parent for path in root.rglob(INFO))
+
+
+def export_csv(run: Run, path: str | Path) -> int:
+    """All readings as step, probe, site, value; returns how many."""
+    count = 0
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("step", "probe", "site", "value"))
+        for reading in run.readings():
+            writer.writerow(reading)
+            count += 1
+    return count
+
+
+def export_parquet(run: Run, path: str | Path, batch: int = 100_000) -> int:
+    """The same as a Parquet file, written in batches; needs the extra normlab[parquet]."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError("Parquet needs pyarrow: pip install 'normlab[parquet]'") from error
+    names = ("step", "probe", "site", "value")
+    schema = pa.schema(list(zip(names, (pa.int64(), pa.string(), pa.string(), pa.float64()), strict=True)))
+    count, rows = 0, []
+    with pq.ParquetWriter(path, schema) as writer:
+        for reading in run.readings():
+            rows.append(reading)
+            if len(rows) == batch:
+                writer.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)), schema=schema))
+                count, rows = count + len(rows), []
+        if rows:
+            writer.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)), schema=schema))
+            count += len(rows)
+    return count
