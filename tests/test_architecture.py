@@ -255,7 +255,7 @@ def test_commands_exist(page: Path):
 
 def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
-    assert set(cli.VERBS) == {"list", "doctor", "bench", "numerics"}
+    assert set(cli.VERBS) == {"list", "doctor", "bench", "runs", "numerics"}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)

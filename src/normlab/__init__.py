@@ -25,6 +25,10 @@ _NAMES: dict[str, str] = {
     ),
     **dict.fromkeys(("TransformerConfig", "build"), "transformer"),
     "leaks": "causal",
+    **dict.fromkeys(("watch", "Probe"), "probes"),
+    **dict.fromkeys(("Run",), "runs"),
+    **dict.fromkeys(("find_norms", "find_blocks"), "sites"),
+    "RunUnreadable": "errors",
     **dict.fromkeys(
         ("layer_norm", "rms_norm", "scale_norm", "batch_norm", "instance_norm", "group_norm", "power_norm", "dyt", "derf",
          "residual_norm", "batch_statistics"),

@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   normlab doctor                    kernels, threads, allocator advice for this machine
   normlab bench --quick             verify, then compare with torch on two shapes
   normlab bench --json bench.json   the full comparison, with torch.compile
+  normlab runs list runs            recorded runs in a folder; also: show, export
   normlab numerics                  largest errors against float64
 """
 
@@ -46,6 +47,20 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=float, default=1.0, help="time per comparison (default 1)")
     bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+
+    runs = verb("runs", "List, show or export recorded runs.", "normlab runs show runs/a")
+    what = runs.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, help, example in (
+        ("list", "The runs in a folder.", "normlab runs list runs"),
+        ("show", "What one run holds.", "normlab runs show runs/a"),
+        ("export", "All readings as CSV or Parquet.", "normlab runs export runs/a a.csv"),
+    ):
+        action = what.add_parser(name, help=help, description=help, epilog=f"example: {example}")
+        action.add_argument("folder", type=Path, help="a run" if name != "list" else "where to look")
+        if name == "export":
+            action.add_argument("file", type=Path, help="ends in .csv or .parquet")
+        else:
+            action.add_argument("--json", action="store_true", help="print JSON")
 
     numerics = verb(
         "numerics", "Largest errors against float64, for normlab, torch and onnxruntime.", "normlab numerics"
@@ -162,6 +177,42 @@ def run_bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def show_runs(args: argparse.Namespace) -> int:
+    from . import RunUnreadable, runs
+
+    try:
+        if args.what == "export":
+            if args.file.suffix not in (".csv", ".parquet"):
+                print(
+                    f"normlab runs export: the file must end in .csv or .parquet, got {args.file.name}", file=sys.stderr
+                )
+                return 2
+            export = runs.export_csv if args.file.suffix == ".csv" else runs.export_parquet
+            print(f"{export(runs.Run(args.folder), args.file)} readings written to {args.file}")
+            return 0
+        found = [runs.Run(f).summary() for f in (runs.find(args.folder) if args.what == "list" else [args.folder])]
+    except (RunUnreadable, ImportError, OSError) as error:
+        print(f"normlab runs: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(found if args.what == "list" else found[0], indent=1))
+    elif args.what == "list":
+        _table(f"{len(found)} runs", ["run", "status", "created", "last step", "recorded", "readings", "loss"],
+               [[r["folder"], r["status"], str(r["created"]), str(r["last_step"]), str(r["recorded_steps"]),
+                 str(r["readings"]), str(r["last"].get("loss", ""))] for r in found])  # fmt: skip
+    else:
+        (run,) = found
+        coverage = run["coverage"] or {}
+        facts = [("status", run["status"]), ("created", str(run["created"])), ("last step", str(run["last_step"])),
+                 ("readings", str(run["readings"])), ("last loss", str(run["last"].get("loss", ""))),
+                 ("norms", f"{coverage.get('fired', 0)} of {coverage.get('norms', 0)} fired"),
+                 ("overhead", "" if run["overhead"] is None else f"{run['overhead']:.1%}"),
+                 *((f"event at step {e['step']}", f"{e['event']} {e.get('site') or ''}") for e in run["events"])]  # fmt: skip
+        _table(run["folder"], ["", ""], [list(f) for f in facts])
+        _table("quantities", ["name", "sites"], [[name, str(n)] for name, n in run["probes"].items()])
+    return 0
+
+
 def run_numerics(args: argparse.Namespace) -> int:
     from . import numerics
 
@@ -194,7 +245,13 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
-VERBS: dict[str, Any] = {"list": show_list, "doctor": show_doctor, "bench": run_bench, "numerics": run_numerics}
+VERBS: dict[str, Any] = {
+    "list": show_list,
+    "doctor": show_doctor,
+    "bench": run_bench,
+    "runs": show_runs,
+    "numerics": run_numerics,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

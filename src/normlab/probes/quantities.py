@@ -127,7 +127,8 @@ class InferenceGap(Probe):
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         module: Any = frame.site.module
-        mean, var = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+        mean: Any = getattr(module, "running_mean", None)
+        var: Any = getattr(module, "running_var", None)
         if getattr(module, "running_psi2", None) is not None:
             var = module.running_psi2
             mean = torch.zeros_like(var)

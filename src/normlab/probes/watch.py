@@ -1,0 +1,607 @@
+"""Attach to a model, measure while it trains, change nothing.
+
+Hooks are registered once. On idle steps each is one flag test (blocks also note their largest value, for the trace that
+leads up to a non-finite one). On recorded steps probes reduce on the device; the scalars travel to the host in one copy.
+Which steps are recorded follows from the cadence and from ``max_overhead``: the time spent measuring is counted, and a
+step is recorded only while its expected price keeps the total under that share.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import platform
+import sys
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .. import __version__, sites
+from ..errors import unknown
+from ..placements import Pending, Residual
+from ..runs import Writer, encode
+from .probe import PLACES, PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame
+from .quantities import PROBES
+
+MASK_NAMES = ("mask", "attention_mask", "padding_mask", "src_key_padding_mask")
+INVERTED = ("src_key_padding_mask",)  # True = padding
+FRAMES = 16  # steps the trace before a non-finite value goes back
+
+Values = dict[str, dict[str, Any]]
+
+
+def presets(name: str) -> list[Probe]:
+    """The probes of a preset: each price includes the cheaper ones."""
+    if name not in PRICES:
+        raise ValueError(unknown("preset", name, PRICES))
+    return [probe() for probe in PROBES if PRICES.index(probe.price) <= PRICES.index(name)]
+
+
+class Cadence:
+    """Which steps are due: "every 10 steps", "every 5 seconds" or "log" (1, 2, 5, 10, 20, 50, ...)."""
+
+    def __init__(self, every: int | str) -> None:
+        self.text = every
+        self.steps: int | None = None
+        self.seconds: float | None = None
+        if isinstance(every, int) and every >= 1:
+            self.steps = every
+        elif isinstance(every, str) and every.endswith("s") and _is_number(every[:-1]) and float(every[:-1]) > 0:
+            self.seconds = float(every[:-1])
+        elif every != "log":
+            raise ValueError(f'every must be a number of steps, seconds as "5s", or "log", got {every!r}')
+
+    def due(self, step: int, since_last: float) -> bool:
+        if self.steps is not None:
+            return step % self.steps == 0 or step == 1
+        if self.seconds is not None:
+            return step == 1 or since_last >= self.seconds
+        return step in (lead * 10 ** int(math.log10(step)) for lead in (1, 2, 5))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _SeeAttention(TorchFunctionMode):
+    """Lets scaled_dot_product_attention through and shows its queries and keys."""
+
+    def __init__(self, see: Callable[..., None]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.see(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+class Watch:
+    """See :func:`watch`."""
+
+    def __init__(
+        self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path, preset: str,
+        probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
+        trace: bool, info: dict[str, Any],
+    ) -> None:  # fmt: skip
+        if max_overhead is not None and not 0 < max_overhead <= 1:
+            raise ValueError(
+                f"max_overhead is a share of the time and must lie in (0, 1], or be None, got {max_overhead!r}"
+            )
+        self.cadence = Cadence(every)
+        self.max_overhead = max_overhead
+        self.probes = [*presets(preset), *probes]
+        for probe in self.probes:
+            if probe.on not in PLACES:
+                raise ValueError(unknown("place of a probe", probe.on, PLACES))
+        self.outer = model
+        self.compiled = getattr(model, "_orig_mod", None) is not None
+        inner = getattr(model, "_orig_mod", model)
+        self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
+        self.scaler = scaler
+        self.trace = trace
+        self.norms, self.blocks = sites.find_norms(self.model), sites.find_blocks(self.model)
+        self.mask: Tensor | None = None
+        self.steps = 0
+        self.recorded = 0
+        self.spent = 0.0
+        self._price = 0.0  # seconds, of a recorded step, recent average
+        self._spent_before = 0.0
+        self._fired: dict[str, int] = {}
+        self._gradient_sites: set[str] = set()
+        self._values: Values = {}
+        self._before: dict[nn.Parameter, Tensor] = {}
+        self._losses: list[tuple[int, Any]] = []
+        self._pulse: dict[str, Tensor] = {}
+        self._ring: deque[dict[str, Any]] = deque(maxlen=FRAMES)
+        self._nonfinite = False
+        self._attention_calls = 0
+        self._covered: dict[str, Any] | None = None
+        self._running: list[str] = []
+        self._mode: _SeeAttention | None = None
+        self._handles: list[Any] = []
+        self._by_norm = {id(site.module): site for site in self.norms}
+        self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.writer: Writer | None = None
+        if self._rank == 0:
+            self.writer = Writer(out, {
+                **info, "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
+                "max_overhead": max_overhead, "probes": [p.name for p in self.probes], "processes": self._world,
+                "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
+                "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+                "sites": {"norms": {s.name: s.kind for s in self.norms}, "blocks": [b.name for b in self.blocks]},
+            })  # fmt: skip
+        self._started = self._last = self._last_record = time.perf_counter()
+        self.active = self.cadence.due(1, 0.0)
+        self._restore: Callable[[], None] = lambda: None
+        if self.compiled:
+            self._eager_on_recorded_steps()
+        else:
+            self._register()
+        self._hook_optimizer(optimizer)
+
+    # ---- hooks
+
+    def _register(self) -> None:
+        model = self.model
+        wanted = {probe.on for probe in self.probes}
+        self._handles.append(model.register_forward_pre_hook(self._enter, with_kwargs=True))
+        self._handles.append(model.register_forward_hook(self._leave, always_call=True))
+        if wanted & {"norm", "norm gradient"}:
+            for site in self.norms:
+                self._handles.append(site.module.register_forward_hook(self._norm_hook(site)))
+            for _, residual in sites.find_residuals(model):
+                self._handles.append(residual.register_forward_hook(self._residual_hook))
+        for block in self.blocks:
+            self._handles.append(block.module.register_forward_pre_hook(self._block_pre_hook(block)))
+            self._handles.append(block.module.register_forward_hook(self._block_hook(block), always_call=True))
+
+    def _eager_on_recorded_steps(self) -> None:
+        """A compiled model runs compiled on idle steps; a recorded one goes through the eager module, with hooks."""
+        outer, compiled_forward, eager = self.outer, self.outer.forward, self.model
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not self.active:
+                return compiled_forward(*args, **kwargs)
+            self._register()
+            try:
+                return eager(*args, **kwargs)
+            finally:
+                self._unregister()
+
+        outer.forward = forward  # type: ignore[method-assign]
+        self._restore = lambda: setattr(outer, "forward", compiled_forward)
+
+    def _unregister(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._optimizer_handles: list[Any] = []
+        self.optimizer = optimizer
+        if optimizer is not None:
+            me = weakref.proxy(self)
+            self._optimizer_handles = [
+                optimizer.register_step_pre_hook(lambda *_: me._before_step()),
+                optimizer.register_step_post_hook(lambda *_: me._after_step()),
+            ]
+
+    def _recomputing(self) -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._pulse = {}
+        if not self.active:
+            return
+        start = time.perf_counter()
+        self.mask = self._find_mask(module, args, kwargs)
+        self._attention_calls = 0
+        if self._mode is None and any(p.on == "attention" for p in self.probes):
+            self._mode = _SeeAttention(self._see_attention)
+            self._mode.__enter__()
+        self.spent += time.perf_counter() - start
+
+    def _leave(self, *_: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def _find_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """The padding mask among the model's arguments, True = real."""
+        try:
+            named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        except TypeError:
+            named = kwargs
+        for name in MASK_NAMES:
+            mask = named.get(name, named.get("kwargs", {}).get(name) if isinstance(named.get("kwargs"), dict) else None)
+            if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
+                real = mask.bool()
+                return ~real if name in INVERTED else real
+        return None
+
+    def _mask_for(self, x: Tensor, channel_dim: int = -1) -> Tensor | None:
+        if self.mask is None:
+            return None
+        places = [n for a, n in enumerate(x.shape) if a != channel_dim % x.dim()]
+        return self.mask if tuple(self.mask.shape) == tuple(places) else None
+
+    def _norm_hook(self, site: sites.NormSite) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if self.active and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                self._see_norm(site, args[0], output)
+
+        return hook
+
+    def _residual_hook(self, module: Residual, args: Any, output: Any) -> None:
+        """A norm fused with its sum is never called itself: what went through it passes here."""
+        if not self.active or len(args) < 3 or args[2] is None or not isinstance(output, tuple):
+            return
+        site = self._by_norm.get(id(args[2]))
+        if site is not None and site.name not in self._fired:
+            self._see_norm(site, output[0], output[1])
+
+    def _see_norm(self, site: sites.NormSite, x: Tensor, y: Tensor) -> None:
+        start = time.perf_counter()
+        again = self._recomputing()
+        count = self._fired.get(site.name, 0)
+        self._fired[site.name] = count + (not again)
+        if count == 0 or (again and not self._hooked(site.name)):
+            mask = self._mask_for(x, site.channel_dim)
+            x, y_value = x.detach(), y.detach()
+            training = site.module.training
+            if count == 0 and not again:
+                self._ask("norm", site.name, NormFrame(site, x, y_value, mask, training=training))
+            if y.requires_grad and any(p.on == "norm gradient" for p in self.probes):
+                self._gradient_sites.add(site.name)
+
+                def see(grad: Tensor) -> None:
+                    if self.active:
+                        began = time.perf_counter()
+                        frame = NormFrame(site, x, y_value, mask, self._unscaled(grad), training)
+                        self._ask("norm gradient", site.name, frame)
+                        self.spent += time.perf_counter() - began
+
+                y.register_hook(see)
+        self.spent += time.perf_counter() - start
+
+    def _hooked(self, name: str) -> bool:
+        return name in self._gradient_sites
+
+    def _unscaled(self, grad: Tensor) -> Tensor:
+        grad = grad.detach()
+        return grad if self.scaler is None else grad / self.scaler.get_scale()
+
+    def _block_pre_hook(self, block: sites.BlockSite) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            if self.active:
+                self._running.append(block.name)
+
+        return hook
+
+    def _block_hook(self, block: sites.BlockSite) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if self._running and self._running[-1] == block.name:
+                self._running.pop()
+            if self._recomputing() or not (self.active or self.trace):
+                return
+            start = time.perf_counter()
+            carrier = _carrier(output)
+            if carrier is not None and self.trace:
+                self._pulse[block.name] = _largest(output)
+            if self.active and carrier is not None and self._fired.get("block " + block.name, 0) == 0:
+                self._fired["block " + block.name] = 1
+                x, y = sites.stream_of(args[0] if args else None), sites.stream_of(output)
+                mask = None if y is None else self._mask_for(y)
+                frame = BlockFrame(block, None if x is None else x.detach(), None if y is None else y.detach(), mask)
+                self._ask("block", block.name, frame)
+                if carrier.requires_grad and any(p.on == "block gradient" for p in self.probes):
+
+                    def see(grad: Tensor) -> None:
+                        if self.active:
+                            began = time.perf_counter()
+                            self._ask(
+                                "block gradient", block.name, BlockFrame(block, None, None, mask, self._unscaled(grad))
+                            )
+                            self.spent += time.perf_counter() - began
+
+                    carrier.register_hook(see)
+            self.spent += time.perf_counter() - start
+
+        return hook
+
+    def _see_attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> None:  # fmt: skip
+        if self._recomputing() or query.dim() != 4:
+            return
+        start = time.perf_counter()
+        self._attention_calls += 1
+        inside = self._running[-1] if self._running else "model"
+        site = f"{inside}.attention"
+        if site in self._values.get("max_logit", {}):  # a second one in this block: cross-attention
+            site = f"{inside}.attention.{self._attention_calls}"
+        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        self._ask("attention", site, AttentionFrame(site, query, key, attn_mask, is_causal, factor))
+        self.spent += time.perf_counter() - start
+
+    # ---- asking
+
+    def _ask(self, place: str, site: str | None, frame: Any) -> None:
+        for probe in list(self.probes):
+            if probe.on != place:
+                continue
+            try:
+                with torch.no_grad():
+                    found = probe.measure(frame)
+                for quantity, value in found.items():
+                    kept = self._values.setdefault(quantity, {})
+                    if site is None:
+                        kept.update(value)
+                    else:
+                        kept[site] = value
+            except Exception as error:  # a probe must never stop training
+                self.probes.remove(probe)
+                message = f"probe {probe.name} failed and is switched off ({type(error).__name__}: {error})"
+                warnings.warn(f"normlab.watch: {message}", stacklevel=2)
+                if self.writer is not None:
+                    self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=site, error=str(error))
+
+    def _before_step(self) -> None:
+        if not self.active:
+            return
+        start = time.perf_counter()
+        self._ask("before step", None, StepFrame(self.model, self.norms, self.blocks))
+        if any(p.on == "after step" for p in self.probes):
+            self._before = {
+                p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
+            }
+        self.spent += time.perf_counter() - start
+
+    def _after_step(self) -> None:
+        if not self.active:
+            return
+        start = time.perf_counter()
+        self._ask("after step", None, StepFrame(self.model, self.norms, self.blocks, self._before))
+        self._before = {}
+        self.spent += time.perf_counter() - start
+
+    # ---- steps
+
+    def step(self, loss: Any = None, **values: float) -> None:
+        """After each optimizer step: the loss, and any numbers of your own to record with it."""
+        self.steps += 1
+        start = time.perf_counter()
+        if loss is not None:
+            self._losses.append((self.steps, loss.detach() if isinstance(loss, Tensor) else float(loss)))
+        for name, value in values.items():
+            self._values.setdefault(name, {})["model"] = value
+        if self.trace:
+            self._look_for_nonfinite(loss)
+        if self.active:
+            if self.optimizer is None:
+                self._ask("before step", None, StepFrame(self.model, self.norms, self.blocks))
+            self._record()
+        elif len(self._losses) >= 1000:
+            self._flush_losses()
+        self.spent += time.perf_counter() - start
+        if self.active:
+            spent_now = self.spent - self._spent_before
+            self._price = spent_now if self.recorded <= 2 else 0.7 * self._price + 0.3 * spent_now
+        self._decide()
+        self._spent_before = self.spent
+        self._last = time.perf_counter()
+
+    def _decide(self) -> None:
+        """Is the next step recorded? Cadence proposes, the overhead so far disposes."""
+        now = time.perf_counter()
+        due = self.cadence.due(self.steps + 1, now - self._last_record)
+        if due and self.max_overhead is not None and self.recorded:
+            elapsed = now - self._started
+            due = self.spent + self._price <= self.max_overhead * (elapsed + elapsed / self.steps)
+        if self._world > 1:  # all processes record the same steps
+            flag = torch.tensor([float(due)], device=self._device())
+            dist.broadcast(flag, 0)
+            due = bool(flag.item())
+        self.active = due
+        self._values, self._before = {}, {}
+        if due:
+            self._fired, self._gradient_sites, self._running = {}, set(), []
+
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _record(self) -> None:
+        values = {q: dict(s) for q, s in self._values.items() if s}
+        angles = list(values.get("angle", {}).values())
+        if len(angles) > 1:
+            stacked = torch.stack([torch.as_tensor(a, device=self._device()).float() for a in angles])
+            values.setdefault("effective_depth", {})["model"] = stacked.sum() ** 2 / (stacked.square().sum() + 1e-30)
+        sizes = list(values.get("stream_rms", {}).values())
+        if len(sizes) > 1:
+            values.setdefault("stream_growth", {})["model"] = sizes[-1] / (sizes[0] + 1e-30)
+        if self.optimizer is not None:
+            values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
+        keys = [(q, s) for q, sites_ in values.items() for s in sites_]
+        numbers = self._to_host([values[q][s] for q, s in keys])
+        self._covered = self._coverage()
+        if self.writer is not None:
+            self._flush_losses()
+            table: dict[str, dict[str, float]] = {}
+            for (q, s), number in zip(keys, numbers, strict=True):
+                table.setdefault(q, {})[s] = number
+            self.writer.write(self.steps, table)
+            if self._covered != self.writer.info.get("coverage"):
+                self.writer.update(coverage=self._covered)
+        self.recorded += 1
+        self._last_record = time.perf_counter()
+
+    def _to_host(self, values: list[Any]) -> list[float]:
+        """All scalars in one copy; over several processes, their mean."""
+        if not values:
+            return []
+        device = self._device()
+        stacked = torch.stack([torch.as_tensor(v, device=device).detach().double().reshape(()) for v in values])
+        if self._world > 1:
+            count = torch.tensor([len(values)], device=device)
+            counts = [torch.zeros_like(count) for _ in range(self._world)]
+            dist.all_gather(counts, count)
+            if all(int(c) == len(values) for c in counts):
+                dist.all_reduce(stacked)
+                stacked /= self._world
+        return stacked.tolist()
+
+    def _flush_losses(self) -> None:
+        """Losses wait on the device until a recorded step. One line each, the current step's excepted: it has its own."""
+        losses, self._losses = self._losses, []
+        if not losses or self.writer is None:
+            return
+        on_device = [v for _, v in losses if isinstance(v, Tensor)]
+        numbers = iter(torch.stack([v.double().reshape(()) for v in on_device]).tolist() if on_device else [])
+        for step, value in losses:
+            self.writer.write(step, {"loss": {"model": next(numbers) if isinstance(value, Tensor) else value}})
+
+    def _look_for_nonfinite(self, loss: Any) -> None:
+        if loss is None or self._nonfinite:
+            return
+        value = loss.detach() if isinstance(loss, Tensor) else float(loss)
+        self._ring.append({"step": self.steps, "loss": value, "blocks": dict(self._pulse)})
+        if isinstance(value, Tensor) and value.is_cuda and not self.active:
+            return  # no copy to the host on idle steps
+        if math.isfinite(float(value)):
+            return
+        self._nonfinite = True
+        frames = [
+            {"step": f["step"], "loss": encode(float(f["loss"])),
+             "largest": {name: encode(float(v)) for name, v in f["blocks"].items()}}
+            for f in self._ring
+        ]  # fmt: skip
+        first = next((name for name, v in frames[-1]["largest"].items() if isinstance(v, str)), None)
+        if self.writer is not None:
+            self._flush_losses()
+            self.writer.event(self.steps, "nonfinite", site=first, frames=frames)
+
+    # ---- the end
+
+    def _coverage(self) -> dict[str, Any]:
+        fired = {site.name for site in self.norms if site.name in self._fired}
+        skipped = {s.name: self._why_silent(s) for s in self.norms if s.name not in fired}
+        return {"norms": len(self.norms), "fired": len(fired), "skipped": skipped,
+                "blocks": len(self.blocks), "attention": self._attention_calls}  # fmt: skip
+
+    def _why_silent(self, site: sites.NormSite) -> str:
+        for name, module in self.model.named_modules():
+            if (
+                isinstance(module, nn.TransformerEncoderLayer)
+                and site.name.startswith(name + ".")
+                and not module.training
+            ):
+                return "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
+        if isinstance(self.outer, torch.jit.ScriptModule):
+            return "a scripted model runs no Python hooks"
+        return "its forward was not called in the recorded step"
+
+    def coverage(self) -> str:
+        """ "118 of 120 norms fired; 2 skipped: ...", of the last recorded step."""
+        found = self._covered
+        if found is None:
+            return "nothing has been recorded yet"
+        text = f"{found['fired']} of {found['norms']} norms fired"
+        if found["skipped"]:
+            text += f"; {len(found['skipped'])} skipped: " + "; ".join(
+                f"{n} ({why})" for n, why in found["skipped"].items()
+            )
+        return text
+
+    def overhead(self) -> float:
+        """The share of the time since the start that went into measuring."""
+        return self.spent / max(time.perf_counter() - self._started, 1e-9)
+
+    def close(self, status: str = "finished") -> None:
+        """Write what is outstanding and take the hooks off."""
+        self._leave()
+        self._unregister()
+        self._restore()
+        for handle in self._optimizer_handles:
+            handle.remove()
+        if self.writer is not None:
+            self._flush_losses()
+            if self.recorded == 0:
+                warnings.warn(
+                    "normlab.watch: nothing was recorded; call watch.step(loss=...) after each step", stacklevel=2
+                )
+            self.writer.close(status, overhead=round(self.overhead(), 5), steps=self.steps, recorded=self.recorded)
+            self.writer = None
+
+    def summary(self) -> str:
+        return f"{self.recorded} of {self.steps} steps recorded, overhead {self.overhead():.1%}"
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        status = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        if self.writer is not None:
+            print(f"normlab.watch: {self.summary()}", file=sys.stderr)
+        self.close(status)
+
+
+def _carrier(value: Any) -> Tensor | None:
+    """The tensor whose gradient is the gradient of the stream."""
+    if isinstance(value, Pending):
+        return value.x
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    return _carrier(value[0]) if isinstance(value, (tuple, list)) and value else None
+
+
+def _largest(value: Any) -> Tensor:
+    """Largest absolute value; NaN if there is one."""
+    if isinstance(value, Pending) and value.branch is not None:
+        return torch.maximum(_largest(value.x), _largest(value.branch))
+    carrier = _carrier(value)
+    assert carrier is not None
+    return torch.linalg.vector_norm(carrier.detach(), math.inf)
+
+
+def watch(
+    model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path, preset: str = "standard",
+    probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
+    scaler: Any = None, trace: bool = True, **info: Any,
+) -> Watch:  # fmt: skip
+    """Measure while the model trains; the run goes to ``out``.
+
+        with normlab.watch(model, optimizer=opt, out="runs/a") as watch:
+            for batch in loader:
+                loss = step(batch)          # as before
+                watch.step(loss=loss)
+        print(normlab.diagnose("runs/a"))
+
+    preset        "lite", "standard" or "full"; ``probes`` adds your own
+    every         steps (10), seconds ("5s") or "log" (1, 2, 5, 10, 20, 50, ...); the first step is always recorded
+    max_overhead  the share of the time that measuring may take; None: no limit
+    scaler        a GradScaler, whose factor is taken out of the stream's gradients
+    trace         note each block's largest value on every step, to show what led up to a non-finite loss
+    config, info  anything JSON can hold; written into run.json
+
+    A padding mask among the model's arguments is found by its name and applied to every quantity. Weights come out
+    bit for bit as without the watcher.
+    """
+    return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
+                 config=config, scaler=scaler, trace=trace, info=info)  # fmt: skip
