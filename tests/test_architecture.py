@@ -367,7 +367,7 @@ def checks_something(function: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             last = called.rsplit(".", 1)[-1]
-            if last.startswith("assert") or called.startswith("torch.testing.") or called == "pytest.raises":
+            if last.startswith("assert") or called.startswith("torch.testing.") or called in ("pytest.raises", "pytest.warns"):
                 return True
     return False
 

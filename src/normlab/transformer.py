@@ -10,6 +10,7 @@ boolean, True = real, and reach every norm whose statistics span tokens.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu-tanh": functools.partial(F.gelu, approximate="tanh"),  # no lambda: models must pickle
     "relu": F.relu,
     "swiglu": F.silu,  # on the gate; FeedForward multiplies
 }
@@ -100,12 +101,15 @@ class TransformerConfig:
         for what in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, what) < 1:
                 raise ValueError(f"{what} must lie in [0, 1), got {getattr(self, what)!r}")
-        if self.dim % self.num_heads:
-            raise ValueError(f"num_heads={self.num_heads} does not divide dim={self.dim}")
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-        if self.positions == "rotary" and (self.dim // self.num_heads) % 2:
-            raise ValueError(f"rotary positions need an even width per head, got {self.dim // self.num_heads}")
+        if self.architecture != "convolution":
+            if self.dim % self.num_heads:
+                raise ValueError(f"num_heads={self.num_heads} does not divide dim={self.dim}")
+            if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+                raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
+            if self.positions == "rotary" and (self.dim // self.num_heads) % 2:
+                raise ValueError(f"rotary positions need an even width per head, got {self.dim // self.num_heads}")
+        if self.embedding_norm and self.architecture in ("vision", "convolution"):
+            raise ValueError(f"embedding_norm belongs to token embeddings, and {self.architecture!r} has none")
         if self.architecture == "vision" and self.image_size % self.patch_size:
             raise ValueError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}")
         if self.architecture == "vision" and self.tokens > self.max_length:
@@ -488,14 +492,14 @@ class Stack(nn.Module):
         if not self.causal:
             return _visible(mask), False
         length = x.shape[1]
-        if mask is None and (seen == 0 or length == 1):
-            return None, seen == 0 and length > 1
+        if mask is None and seen == 0:
+            return None, True
+        if mask is None and length == 1:
+            return None, False
         rows = torch.arange(seen, seen + length, device=x.device)[:, None]
         allowed = torch.arange(seen + length, device=x.device)[None, :] <= rows
         if mask is None:
             return allowed, False
-        if seen:
-            raise ValueError("a cache holds no padding: give the decoder a mask or a cache, not both")
         own = torch.eye(length, dtype=torch.bool, device=x.device)  # padding may see itself: no row without a sum
         return (allowed & (mask[:, None, None, :] | own)), False
 
@@ -503,6 +507,8 @@ class Stack(nn.Module):
         self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None, memory_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:  # fmt: skip
+        if mask is not None and cache is not None:
+            raise ValueError("a cache holds no padding: give the decoder a mask or a cache, not both")
         seen = 0 if cache is None else cache.length
         attend, causal = (None, False) if x.dim() == 4 else self._attend(x, mask, seen)
         angles = None if x.dim() == 4 else self._angles(x, seen)
@@ -654,7 +660,7 @@ class Decoder(nn.Module):
         generator: torch.Generator | None = None, use_cache: bool = True,
     ) -> Tensor:  # fmt: skip
         """The prompts (B, L), of one length, and ``steps`` more tokens: the likeliest, or drawn when temperature > 0."""
-        _check_sampling(self, prompt.shape[1] + steps, steps, temperature, top_k)
+        _check_sampling(self, prompt, steps, temperature, top_k)
         cache = Cache(self.config.max_length) if use_cache else None
         with _evaluating(self):
             tokens, new = prompt, prompt
@@ -709,7 +715,7 @@ class EncoderDecoder(nn.Module):
         top_k: int | None = None, generator: torch.Generator | None = None, use_cache: bool = True,
     ) -> Tensor:  # fmt: skip
         """``start`` (B, L) and ``steps`` more target tokens."""
-        _check_sampling(self, start.shape[1] + steps, steps, temperature, top_k)
+        _check_sampling(self, start, steps, temperature, top_k)
         cache = Cache(self.config.max_length) if use_cache else None
         with _evaluating(self):
             memory = self.encode(source, source_mask)
@@ -736,8 +742,12 @@ class _evaluating:
             module.training = training
 
 
-def _check_sampling(model: Any, length: int, steps: int, temperature: float, top_k: int | None) -> None:
-    limit = model.config.max_length
+def _check_sampling(model: Any, start: Tensor, steps: int, temperature: float, top_k: int | None) -> None:
+    if start.dim() != 2 or start.shape[1] < 1:
+        raise ValueError(
+            f"generation starts from tokens of shape (B, L), at least one each, got shape {tuple(start.shape)}"
+        )
+    limit, length = model.config.max_length, start.shape[1] + steps
     if steps < 0 or length > limit:
         raise ValueError(
             f"{steps} more tokens make {length}; they must fit max_length={limit} (and steps be at least 0)"
