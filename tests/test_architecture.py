@@ -137,7 +137,7 @@ def test_public_names_resolve():
         _ = normlab.no_such_name
 
 
-DESCRIBING = ("layers.md", "placements.md", "transformer.md", "kernels.md")
+DESCRIBING = ("layers.md", "placements.md", "transformer.md", "watch.md", "runs.md", "kernels.md")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -255,7 +255,7 @@ def test_commands_exist(page: Path):
 
 def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
-    assert set(cli.VERBS) == {"list", "doctor", "bench", "runs", "numerics"}
+    assert set(cli.VERBS) == {"list", "doctor", "bench", "lr-range", "diagnose", "runs", "numerics"}
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
@@ -266,7 +266,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 DOCTESTED = (
-    "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs", "probes.probe", "kernels.selection",
+    "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs", "rates", "diagnosis", "probes.probe", "kernels.selection",
     "kernels",
 )  # fmt: skip
 
@@ -367,7 +367,11 @@ def checks_something(function: ast.AST) -> bool:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             last = called.rsplit(".", 1)[-1]
-            if last.startswith("assert") or called.startswith("torch.testing.") or called in ("pytest.raises", "pytest.warns"):
+            if (
+                last.startswith("assert")
+                or called.startswith("torch.testing.")
+                or called in ("pytest.raises", "pytest.warns")
+            ):
                 return True
     return False
 

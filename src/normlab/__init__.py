@@ -26,7 +26,9 @@ _NAMES: dict[str, str] = {
     **dict.fromkeys(("TransformerConfig", "build"), "transformer"),
     "leaks": "causal",
     **dict.fromkeys(("watch", "Probe"), "probes"),
-    **dict.fromkeys(("Run",), "runs"),
+    "lr_range": "rates",
+    "diagnose": "diagnosis",
+    "Run": "runs",
     **dict.fromkeys(("find_norms", "find_blocks"), "sites"),
     "RunUnreadable": "errors",
     **dict.fromkeys(

@@ -164,26 +164,30 @@ def leaks(
             model.train(mode == "train")
             before, steps = run(batch)
             for cut in cuts:
-                changed = batch.clone()
-                changed[:, cut + 1 :] = _other(batch, cut)
-                after, again = run(changed)
-                moved, change = _moved(before, after, cut, tolerance)
-                if moved:
+                for tail in _others(batch, cut):
+                    after, again = run(torch.cat((batch[:, : cut + 1], tail), 1))
+                    moved, change = _moved(before, after, cut, tolerance)
+                    if not moved:
+                        continue
                     first = next(
                         (a for (a, x), (b, y) in zip(steps, again, strict=False) if _moved(x, y, cut, tolerance)[0]),
                         None,
                     )
                     found.append(Leak(mode, cut, moved, change, first))
+                    break
     return Leaks(tuple(found), tuple(cuts))
 
 
-def _other(batch: Tensor, cut: int) -> Tensor:
-    """Other values for the tokens after the cut: the batch's tokens shifted by one, or negated vectors."""
+def _others(batch: Tensor, cut: int) -> Iterator[Tensor]:
+    """Other values for the tokens after the cut: for vectors a mirror image that no vector is likely to equal; for ids
+    the batch's own, shifted by one (every token another), then all alike (a shift may leave the tail's statistics as
+    they were)."""
     tail = batch[:, cut + 1 :].contiguous()
     if batch.is_floating_point():
-        return -tail + 1
+        yield torch.linspace(1, 2, tail.shape[-1], dtype=tail.dtype, device=tail.device) - tail
+        return
     values = batch.unique()
     if len(values) < 2:
         raise ValueError("leaks needs a batch with at least two different tokens, to swap them")
-    place = torch.searchsorted(values, tail)
-    return values[(place + 1) % len(values)]
+    yield values[(torch.searchsorted(values, tail) + 1) % len(values)]
+    yield torch.full_like(tail, int(values[1 if (tail == values[0]).all() else 0]))

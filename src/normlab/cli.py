@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ EXAMPLES = """examples:
   normlab doctor                    kernels, threads, allocator advice for this machine
   normlab bench --quick             verify, then compare with torch on two shapes
   normlab bench --json bench.json   the full comparison, with torch.compile
+  normlab lr-range --placement post the largest stable learning rate, with seeds and an interval
+  normlab diagnose runs/a           what is wrong in a run, why, and what to try
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab numerics                  largest errors against float64
 """
@@ -47,6 +50,24 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--seconds", type=float, default=1.0, help="time per comparison (default 1)")
     bench.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+
+    limit = verb(
+        "lr-range", "Bracket the largest stable learning rate.", "normlab lr-range --norm rms --placement post"
+    )
+    for name, default, help in (("norm", "layer", "a norm"), ("placement", "pre", "a placement")):
+        limit.add_argument(f"--{name}", default=default, help=f"{help} from `normlab list` (default {default})")
+    for name, number in (("dim", 64), ("layers", 6), ("steps", 60), ("seeds", 3), ("halvings", 3)):
+        limit.add_argument(f"--{name}", type=int, default=number, help=f"(default {number})")
+    for name, rate in (("lowest", 1e-5), ("highest", 10.0)):
+        limit.add_argument(f"--{name}", type=float, default=rate, help=f"rate to begin / end with (default {rate:g})")
+    limit.add_argument("--model", metavar="MODULE:NAME", help="your own: a function that makes the model")
+    limit.add_argument("--data", metavar="MODULE:NAME", help="with --model: a function seed -> batches")
+    limit.add_argument("--loss", metavar="MODULE:NAME", help="with --model: a function (model, batch) -> loss")
+    limit.add_argument("--json", action="store_true", help="print JSON")
+
+    diagnose = verb("diagnose", "Say what is wrong in a run, why, and what to try.", "normlab diagnose runs/a")
+    diagnose.add_argument("folder", type=Path, help="a run")
+    diagnose.add_argument("--json", action="store_true", help="print JSON")
 
     runs = verb("runs", "List, show or export recorded runs.", "normlab runs show runs/a")
     what = runs.add_subparsers(dest="what", metavar="WHAT", required=True)
@@ -177,6 +198,51 @@ def run_bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def _named(path: str) -> Any:
+    """The object behind MODULE:NAME."""
+    module, _, name = path.partition(":")
+    sys.path.insert(0, "")  # modules in the working folder, as python -m finds them
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load {path}: {error}") from error
+    finally:
+        sys.path.remove("")
+
+
+def run_lr_range(args: argparse.Namespace) -> int:
+    from . import rates
+
+    try:
+        own = [args.model, args.loss, args.data]
+        if any(own) and not all(own):
+            raise ValueError("your own model needs all of --model, --data and --loss")
+        parts = (
+            tuple(map(_named, own)) if all(own) else rates.text_task(args.norm, args.placement, args.dim, args.layers)
+        )
+        found = rates.lr_range(
+            *parts, lowest=args.lowest, highest=args.highest, steps=args.steps, seeds=args.seeds, halvings=args.halvings,
+            progress=lambda text: print(f"... {text}", file=sys.stderr, flush=True),
+        )  # fmt: skip
+    except ValueError as error:
+        print(f"normlab lr-range: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    return 0
+
+
+def show_diagnosis(args: argparse.Namespace) -> int:
+    from . import RunUnreadable, diagnosis
+
+    try:
+        found = diagnosis.diagnose(args.folder)
+    except RunUnreadable as error:
+        print(f"normlab diagnose: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    return 0
+
+
 def show_runs(args: argparse.Namespace) -> int:
     from . import RunUnreadable, runs
 
@@ -249,6 +315,8 @@ VERBS: dict[str, Any] = {
     "list": show_list,
     "doctor": show_doctor,
     "bench": run_bench,
+    "lr-range": run_lr_range,
+    "diagnose": show_diagnosis,
     "runs": show_runs,
     "numerics": run_numerics,
 }

@@ -820,7 +820,7 @@ NORMS: dict[str, NormFacts] = {
 
 
 def make_norm(norm: str, dim: int, **options: Any) -> nn.Module:
-    """A norm by name, for a stream of width ``dim``; GroupNorm takes gcd(dim, 32) groups unless told.
+    """A norm by name, for a stream of width ``dim``; GroupNorm takes up to 32 groups of at least 4 channels unless told.
 
     >>> make_norm("rms", 8, eps=1e-6)
     RMSNorm((8,), eps=1e-06, gain='direct', partial=None)
@@ -829,5 +829,8 @@ def make_norm(norm: str, dim: int, **options: Any) -> nn.Module:
         raise ValueError(unknown("norm", norm, NORMS))
     layer: Any = NORMS[norm].layer
     if layer is GroupNorm:
-        return GroupNorm(options.pop("num_groups", math.gcd(dim, 32)), dim, **options)
+        groups = math.gcd(dim, 32)
+        while groups > 1 and dim // groups < 4:  # one or two channels of a token have no spread, only signs
+            groups //= 2
+        return GroupNorm(options.pop("num_groups", groups), dim, **options)
     return layer(dim, **options)

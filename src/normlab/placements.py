@@ -51,6 +51,8 @@ class Site:
             raise ValueError(
                 f"layer must lie in 0..{self.num_layers - 1} (num_layers={self.num_layers}), got {self.layer}"
             )
+        if self.other_layers < 0:
+            raise ValueError(f"other_layers must be at least 0 (0: no other stack), got {self.other_layers}")
 
     @property
     def sublayers(self) -> int:
@@ -77,11 +79,19 @@ def apply_norm(norm: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor
 # ---- the sum ---------------------------------------------------------------------------------------------------------
 
 
+def _must_fire(norm: nn.Module) -> bool:
+    """Has it a forward hook that counts on being called? One marked ``passive`` also listens at the Residual."""
+    return any(not getattr(hook, "passive", False) for hook in norm._forward_hooks.values())
+
+
 def _fusable(norm: nn.Module | None, x: Tensor, branch: Tensor) -> LayerNorm | RMSNorm | None:
-    """The norm, if one kernel can add and normalize: ours, over the whole last axis, sum and branch of one dtype."""
-    if type(norm) not in (LayerNorm, RMSNorm) or x.dtype != branch.dtype:
+    """The norm, if one kernel can add and normalize: ours, over the whole last axis, stream and branch of one shape and
+    dtype. A norm with hooks is called, so that they fire (torch's pruning lives in one)."""
+    if type(norm) not in (LayerNorm, RMSNorm) or x.dtype != branch.dtype or x.shape != branch.shape:
         return None
     assert isinstance(norm, (LayerNorm, RMSNorm))
+    if norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks or _must_fire(norm):
+        return None
     return norm if norm.normalized_shape == x.shape[-1:] and getattr(norm, "partial", None) is None else None
 
 
@@ -384,8 +394,12 @@ class B2T(Placement):
     def forward(self, x: Stream, sublayer: Sublayer, mask: Tensor | None = None) -> Stream:
         if self.site.first:
             stream = bottom = settled(x)
-        else:
+        elif isinstance(x, FromBottom):
             stream, bottom = x
+        else:
+            raise TypeError(
+                "b2t adds what entered the layer at its last sub-layer: hand on what the layer's first one (Site(first=True)) gave"
+            )
         branch = sublayer(stream)
         if not self.site.last:
             return FromBottom(self.residual(stream, branch, self.norm, mask)[1], bottom)
@@ -424,7 +438,7 @@ class MixNorm(Placement):
         if not 0 <= post_share <= 1:
             raise ValueError(f"post_share is a share of the layers and must lie in [0, 1], got {post_share!r}")
         self.site = Site() if site is None else site
-        below = self.site.layer < math.floor(post_share * self.site.num_layers)
+        below = self.site.layer < math.floor(post_share * self.site.num_layers + 1e-9)
         self.place: Placement = (PostNorm if below else PreNorm)(norm, self.site, dropout=dropout, fuse=fuse)
 
     def forward(self, x: Stream, sublayer: Sublayer, mask: Tensor | None = None) -> Stream:

@@ -24,7 +24,19 @@ from torch.utils.checkpoint import checkpoint
 
 from .errors import unknown
 from .norms import NORMS, RMSNorm, make_norm
-from .placements import Admin, Ends, FinalNorm, Inside, Placement, PlacementFacts, Site, apply_norm, find_placement
+from .placements import (
+    B2T,
+    Admin,
+    Ends,
+    FinalNorm,
+    Inside,
+    Placement,
+    PlacementFacts,
+    PostNorm,
+    Site,
+    apply_norm,
+    find_placement,
+)
 
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution")
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
@@ -138,11 +150,25 @@ class TransformerConfig:
             raise ValueError(f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out")
         if self.architecture in ("decoder", "encoder-decoder"):
             self._causal_options()
+        elif self.norm == "instance" and self._pools() and self._ends_in_norm(facts):
+            raise ValueError(
+                f"norm 'instance' centres every channel over a sample's tokens, and the mean over tokens that the class scores "
+                f"are made from is then zero: with placement {self.placement!r} the model could not see its input. Use "
+                "another norm, or a placement that ends without one (none, rezero; or final_norm=False)"
+            )
         if self.checkpoint and self._reads_what_it_moves():
             raise ValueError(
                 f"norm {self.norm!r} in its running form reads statistics that its own forward moves; recomputing it "
                 "(checkpoint=True) would give another result"
             )
+
+    def _pools(self) -> bool:
+        return self.architecture != "encoder" or self.num_classes is not None
+
+    def _ends_in_norm(self, facts: PlacementFacts) -> bool:
+        if issubclass(facts.place, (PostNorm, B2T, Admin)):
+            return True
+        return facts.ends is not Ends if self.final_norm is None else self.final_norm
 
     @property
     def tokens(self) -> int:

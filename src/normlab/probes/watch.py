@@ -246,6 +246,7 @@ class Watch:
             if self.active and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
                 self._see_norm(site, args[0], output)
 
+        hook.passive = True  # type: ignore[attr-defined]  # fused sums stay fused: _residual_hook sees their norms
         return hook
 
     def _residual_hook(self, module: Residual, args: Any, output: Any) -> None:
