@@ -307,6 +307,31 @@ def test_gradient_accumulation_reads_the_whole_gradient(tmp_path):
     run = normlab.Run(tmp_path / "run")
     assert run.series("grad_norm")["model"].values == pytest.approx([expected], rel=1e-5)
     assert run.info["coverage"]["fired"] == 7
+    assert len(run.series("max_logit")) == 3  # of the first micro-batch only
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_optimizer_with_a_closure_is_read_after_it(tmp_path, by_name):
+    model = make()
+    opt = sgd(model)
+    expected, now = [], []
+
+    def closure():
+        opt.zero_grad()
+        tokens, mask = now
+        loss = F.cross_entropy(model(tokens, mask), tokens[:, 0] % 5)
+        loss.backward()
+        expected.append(math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters())))
+        return loss
+
+    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+        for batch in batches(3):
+            now[:] = batch
+            loss = opt.step(closure=closure) if by_name else opt.step(closure)
+            watch.step(loss=loss)
+    table = normlab.Run(tmp_path / "run").table()
+    assert table["grad_norm"]["model"].values == pytest.approx(expected, rel=1e-5)
+    assert all(v > 0 for s in table["update_ratio"].values() for v in s.values)
 
 
 def test_activation_checkpointing_fires_once_and_reads_the_same(tmp_path):

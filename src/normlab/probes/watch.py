@@ -96,7 +96,7 @@ class Watch:
     def __init__(
         self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path, preset: str,
         probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
-        trace: bool, info: dict[str, Any],
+        trace: bool, also: Sequence[Any], info: dict[str, Any],
     ) -> None:  # fmt: skip
         if max_overhead is not None and not 0 < max_overhead <= 1:
             raise ValueError(
@@ -114,6 +114,7 @@ class Watch:
         self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
         self.scaler = scaler
         self.trace = trace
+        self.sinks = list(also)
         self.norms, self.blocks = sites.find_norms(self.model), sites.find_blocks(self.model)
         self.mask: Tensor | None = None
         self.steps = 0
@@ -130,6 +131,7 @@ class Watch:
         self._ring: deque[dict[str, Any]] = deque(maxlen=FRAMES)
         self._nonfinite = False
         self._attention_calls = 0
+        self._forwards = 0
         self._covered: dict[str, Any] | None = None
         self._running: list[str] = []
         self._mode: _SeeAttention | None = None
@@ -198,7 +200,7 @@ class Watch:
         if optimizer is not None:
             me = weakref.proxy(self)
             self._optimizer_handles = [
-                optimizer.register_step_pre_hook(lambda *_: me._before_step()),
+                optimizer.register_step_pre_hook(lambda _, args, kwargs: me._about_to_step(args, kwargs)),
                 optimizer.register_step_post_hook(lambda *_: me._after_step()),
             ]
 
@@ -207,9 +209,10 @@ class Watch:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._pulse = {}
-        if not self.active:
-            return
+        if not self.active or self._forwards:
+            return  # idle, or a later micro-batch of the step
         start = time.perf_counter()
+        self._forwards += 1
         self.mask = self._find_mask(module, args, kwargs)
         self._attention_calls = 0
         if self._mode is None and any(p.on == "attention" for p in self.probes):
@@ -364,6 +367,25 @@ class Watch:
                 if self.writer is not None:
                     self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=site, error=str(error))
 
+    def _about_to_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer that is given a closure has no gradients yet: they are read when the closure has run."""
+        if not self.active:
+            return None
+        # torch hands the optimizer over as the first positional argument of the hook's args.
+        place, closure = next(((i, a) for i, a in enumerate(args) if callable(a)), (None, kwargs.get("closure")))
+        if closure is None:
+            self._before_step()
+            return None
+
+        def then_look(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            self._before_step()
+            return result
+
+        if place is None:
+            return args, {**kwargs, "closure": then_look}
+        return (*args[:place], then_look, *args[place + 1 :]), kwargs
+
     def _before_step(self) -> None:
         if not self.active:
             return
@@ -423,7 +445,7 @@ class Watch:
         self.active = due
         self._values, self._before = {}, {}
         if due:
-            self._fired, self._gradient_sites, self._running = {}, set(), []
+            self._fired, self._gradient_sites, self._running, self._forwards = {}, set(), [], 0
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -448,10 +470,20 @@ class Watch:
             for (q, s), number in zip(keys, numbers, strict=True):
                 table.setdefault(q, {})[s] = number
             self.writer.write(self.steps, table)
+            self._send(table)
             if self._covered != self.writer.info.get("coverage"):
                 self.writer.update(coverage=self._covered)
         self.recorded += 1
         self._last_record = time.perf_counter()
+
+    def _send(self, table: dict[str, dict[str, float]]) -> None:
+        for sink in list(self.sinks):
+            try:
+                sink.write(self.steps, table)
+            except Exception as error:  # as with probes: training goes on
+                self.sinks.remove(sink)
+                name = type(sink).__name__
+                warnings.warn(f"normlab.watch: sink {name} failed and is switched off ({error})", stacklevel=2)
 
     def _to_host(self, values: list[Any]) -> list[float]:
         """All scalars in one copy; over several processes, their mean."""
@@ -547,6 +579,8 @@ class Watch:
                 warnings.warn(
                     "normlab.watch: nothing was recorded; call watch.step(loss=...) after each step", stacklevel=2
                 )
+            for sink in self.sinks:
+                sink.close()
             self.writer.close(status, overhead=round(self.overhead(), 5), steps=self.steps, recorded=self.recorded)
             self.writer = None
 
@@ -584,7 +618,7 @@ def _largest(value: Any) -> Tensor:
 def watch(
     model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path, preset: str = "standard",
     probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
-    scaler: Any = None, trace: bool = True, **info: Any,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), **info: Any,
 ) -> Watch:  # fmt: skip
     """Measure while the model trains; the run goes to ``out``.
 
@@ -599,10 +633,11 @@ def watch(
     max_overhead  the share of the time that measuring may take; None: no limit
     scaler        a GradScaler, whose factor is taken out of the stream's gradients
     trace         note each block's largest value on every step, to show what led up to a non-finite loss
+    also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
     config, info  anything JSON can hold; written into run.json
 
     A padding mask among the model's arguments is found by its name and applied to every quantity. Weights come out
     bit for bit as without the watcher.
     """
     return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
-                 config=config, scaler=scaler, trace=trace, info=info)  # fmt: skip
+                 config=config, scaler=scaler, trace=trace, also=also, info=info)  # fmt: skip
