@@ -35,6 +35,8 @@ class Mutation:
     module: str = KERNELS
 
 
+PLACE, MODEL, SEEN = "src/normlab/placements.py", "src/normlab/transformer.py", "src/normlab/probes/watch.py"
+FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = "tests/test_placements.py", "tests/test_transformer.py", "tests/test_probes.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 MUTATIONS = [
@@ -76,6 +78,26 @@ MUTATIONS = [
     Mutation("reference: padding leaks", "src/normlab/reference.py", "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/test_reference.py"),
     Mutation("layer: offset gain as direct", "src/normlab/norms.py", 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/test_norms.py"),
     Mutation("power: batch psi after warm-up", "src/normlab/eager.py", "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/test_norms.py"),
+    Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
+    Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
+    Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "mask", FOR_PLACEMENTS),
+    Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_PLACEMENTS),
+    Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_PLACEMENTS),
+    Mutation("placement: layer scaling from zero", PLACE, "1 / math.sqrt(self.site.layer + 1)", "1 / math.sqrt(self.site.layer + 2)", "scaling", FOR_PLACEMENTS),
+    Mutation("placement: bridge left out", PLACE, "return self.bridge(self.residual(stream, branch), bottom, self.norm, mask)[1]", "return self.residual(stream, branch, self.norm, mask)[1]", "b2t", FOR_PLACEMENTS),
+    Mutation("model: rotary positions turn the wrong way", MODEL, "torch.cat((-high, low), -1)", "torch.cat((high, -low), -1)", "llama", FOR_MODELS),
+    Mutation("model: decoder sees the future", MODEL, "            return None, True\n", "            return None, False\n", "decoder", FOR_MODELS),
+    Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_MODELS),
+    Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_MODELS),
+    Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding or bert", FOR_MODELS),
+    Mutation("norm: position statistics over the whole batch", "src/normlab/norms.py", "y = ops.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = ops.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/test_causal_norms.py"),
+    Mutation("leaks: nothing ever moves", "src/normlab/causal.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/test_causal.py"),
+    Mutation("probe: gradient through the mean left out", "src/normlab/probes/quantities.py", "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
+    Mutation("probe: padding counts", "src/normlab/probes/probe.py", "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
+    Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
+    Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
+    Mutation("watch: recomputation counts", SEEN, "return torch._C._current_graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
+    Mutation("runs: a torn line is continued", "src/normlab/runs.py", "            file.truncate(at + tail.rfind(b\"\\n\") + 1)", "            pass", "torn", "tests/test_runs.py"),
 ]  # fmt: skip
 
 
