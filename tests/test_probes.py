@@ -498,10 +498,35 @@ def test_two_processes_reduce_and_one_writes(tmp_path):
 # ---- quantities ------------------------------------------------------------------------------------------------------
 
 
-def frame_of(kind, x, y=None, mask=None, grad=None, module=None, channel_dim=-1):
+def frame_of(kind, x, y=None, mask=None, grad=None, module=None, channel_dim=-1, running=None):
     module = module or normlab.make_norm(kind, x.shape[channel_dim])
     (site,) = sites.find_norms(nn.ModuleDict({"n": module}))
-    return probes.NormFrame(site, x, x if y is None else y, mask, grad)
+    return probes.NormFrame(site, x, x if y is None else y, mask, grad, running=running)
+
+
+@pytest.mark.parametrize("norm", ["batch", "power"])
+def test_running_statistics_are_those_before_the_batch(tmp_path, norm):
+    """At momentum 1 they are the last batch's: the distance is that between two batches, and not zero."""
+    options = {"momentum": 1.0} if norm == "batch" else {"alpha_forward": 0.0, "running": False}
+    model = make(norm, norm_options=options)
+    opt = torch.optim.SGD(model.parameters(), lr=0.0)
+    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+        train(model, opt, 3, watch)
+    run = normlab.Run(tmp_path / "run")
+    assert all(v > 0.01 for s in run.series("inference_gap").values() for v in s.values[1:])
+    assert all(v > 0.01 for s in run.series("batch_mean_distance").values() for v in s.values[1:])
+
+
+def test_both_stacks_of_an_encoder_decoder_get_their_own_mask(tmp_path):
+    model = normlab.build(architecture="encoder-decoder", dim=8, num_layers=2, num_heads=2, vocab_size=11, max_length=8)
+    source, target = torch.arange(6) < torch.tensor([[6], [3]]), torch.arange(6) < torch.tensor([[5], [1]])
+    with normlab.watch(model, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+        model(torch.randint(0, 11, (2, 6)), torch.randint(0, 11, (2, 6)), source, target).sum().backward()
+        watch.step(loss=1.0)
+    run = normlab.Run(tmp_path / "run")
+    share = {site: s.last() for site, s in run.series("padding_share").items()}
+    assert {site.split(".")[0]: round(v, 6) for site, v in share.items()} == {"encoder": 0.25, "decoder": 0.5}
+    assert set(run.series("effective_depth")) == {"encoder.layers", "decoder.layers"}
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
@@ -559,9 +584,10 @@ def test_the_inference_gap_is_that_of_an_evaluation():
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2)
     x = torch.randn(6, 7, 5) * 2 + 1
-    training = nn.ModuleDict({"n": norm}).train()["n"](x)
-    found = quantities.InferenceGap().measure(frame_of("batch", x, training.detach(), module=norm))
     evaluation = norm.eval()(x)
+    running = (norm.running_mean.clone(), norm.running_var.clone())
+    training = norm.train()(x)
+    found = quantities.InferenceGap().measure(frame_of("batch", x, training.detach(), module=norm, running=running))
     expected = ((training - evaluation).square().mean().sqrt() / training.square().mean().sqrt()).detach()
     assert float(found["inference_gap"]) == pytest.approx(float(expected), rel=1e-4)
 
@@ -569,9 +595,13 @@ def test_the_inference_gap_is_that_of_an_evaluation():
 def test_torchs_batch_norm_on_images_is_read_along_its_channels(tmp_path):
     norm = nn.BatchNorm2d(3)
     x = torch.randn(4, 3, 5, 5) * torch.tensor([1.0, 2.0, 3.0])[None, :, None, None]
-    y = norm(x)
-    found = quantities.InferenceGap().measure(frame_of("batch", x, y.detach(), module=norm, channel_dim=1))
-    expected = ((y - norm.eval()(x)).square().mean().sqrt() / y.square().mean().sqrt()).detach()
+    running = (norm.running_mean.clone(), norm.running_var.clone())
+    evaluation = norm.eval()(x)
+    y = norm.train()(x)
+    found = quantities.InferenceGap().measure(
+        frame_of("batch", x, y.detach(), module=norm, channel_dim=1, running=running)
+    )
+    expected = ((y - evaluation).square().mean().sqrt() / y.square().mean().sqrt()).detach()
     assert float(found["inference_gap"]) == pytest.approx(float(expected), rel=1e-4)
 
 

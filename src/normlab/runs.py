@@ -212,22 +212,24 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """What `normlab runs show` prints, as data."""
-        steps = lines = count = 0
+        steps = count = 0
+        recorded: set[int] = set()
         probes: dict[str, set[str]] = {}
         last: dict[str, float] = {}
         events = []
         for line in self.lines():
-            lines += 1
             steps = max(steps, line["step"])
             if "event" in line:
                 events.append(line)
             for probe, sites in line.get("values", {}).items():
                 count += len(sites)
+                if probe != "loss":  # that one is written for every step
+                    recorded.add(line["step"])
                 probes.setdefault(probe, set()).update(sites)
                 if probe in ("loss", "lr"):
                     last[probe] = decode(next(iter(sites.values())))
         return {"folder": str(self.folder), "status": self.info["status"], "created": self.info.get("created"),
-                "last_step": steps, "recorded_steps": lines, "readings": count, "last": {k: encode(v) for k, v in last.items()},
+                "last_step": steps, "recorded_steps": len(recorded), "readings": count, "last": {k: encode(v) for k, v in last.items()},
                 "probes": {p: len(s) for p, s in probes.items()}, "events": events,
                 "coverage": self.info.get("coverage"), "overhead": self.info.get("overhead")}  # fmt: skip
 

@@ -26,6 +26,9 @@ class NormFrame:
     mask: Tensor | None = None  # x's shape without features, True = real
     grad: Tensor | None = None
     training: bool = True
+    running: tuple[Tensor, Tensor] | None = (
+        None  # the norm's own running mean and variance before this batch moved them
+    )
 
     def _rows(self, t: Tensor) -> Tensor:
         """(tokens, features), the real ones."""

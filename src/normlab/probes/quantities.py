@@ -29,7 +29,8 @@ class BatchDrift(Probe):
         batch_mean_distance = mean over features of |running mean - batch mean| / batch deviation
         batch_var_distance  = mean over features of |running deviation / batch deviation - 1|
 
-    The running average is the norm's own where it has one, else one kept here over the recorded steps (momentum 0.1).
+    The running average is the norm's own, before this batch moved it, where it has one; else one kept here over the
+    recorded steps (momentum 0.1).
     With a mask also ``..._padded``: the same of all cells, padding included, and ``padding_share``.
     Shen et al. 2020 (arXiv 2003.07845) plot these; the normalization is that of arXiv 2210.05153.
     """
@@ -40,11 +41,13 @@ class BatchDrift(Probe):
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
-    def _distance(self, key: tuple[str, str], rows: Tensor, own: Any) -> tuple[Tensor, Tensor] | None:
+    def _distance(
+        self, key: tuple[str, str], rows: Tensor, own: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor] | None:
         var, mean = torch.var_mean(rows, 0, correction=0)
         before = self._running.get(key)
         if own is not None:
-            before = (own.running_mean.detach().float(), own.running_var.detach().float())
+            before = (own[0].float(), own[1].float())
         elif before is None:
             self._running[key] = (mean, var)
         else:
@@ -61,8 +64,8 @@ class BatchDrift(Probe):
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         if len(frame.x_rows) < 2:
             return {}
-        module: Any = frame.site.module
-        own = module if getattr(module, "running_mean", None) is not None else None
+        # Power keeps a mean square and no mean: not these two quantities.
+        own = frame.running if frame.site.kind != "power" else None
         found: dict[str, Tensor] = {}
         real = self._distance((frame.site.name, "real"), frame.x_rows, own)
         if real is not None:
@@ -116,7 +119,7 @@ def gradient_terms(
 
 
 class InferenceGap(Probe):
-    """How different the same input comes out with the running statistics that evaluation will use.
+    """How different the same input comes out with the running statistics, as they stood before this batch.
 
         inference_gap = rms(y with batch statistics - y with running statistics) / rms(y with batch statistics)
 
@@ -126,19 +129,12 @@ class InferenceGap(Probe):
     on = "norm"
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
-        module: Any = frame.site.module
-        mean: Any = getattr(module, "running_mean", None)
-        var: Any = getattr(module, "running_var", None)
-        if getattr(module, "running_psi2", None) is not None:
-            var = module.running_psi2
-            mean = torch.zeros_like(var)
-        if mean is None or not frame.training:
+        if frame.running is None or not frame.training:
             return {}
-        rows = frame.x_rows
+        mean, var = (t.float() for t in frame.running)
+        module: Any = frame.site.module
         with torch.no_grad():
-            y = ops.batch_norm(
-                rows, mean.float(), var.float(), frame.gain(), _float(module.bias), False, 0.0, frame.site.eps
-            )
+            y = ops.batch_norm(frame.x_rows, mean, var, frame.gain(), _float(module.bias), False, 0.0, frame.site.eps)
         return {"inference_gap": rms(frame.y_rows - y) / (rms(frame.y_rows) + 1e-30)}
 
 

@@ -32,8 +32,10 @@ from ..runs import Writer, encode
 from .probe import PLACES, PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame
 from .quantities import PROBES
 
-MASK_NAMES = ("mask", "attention_mask", "padding_mask", "src_key_padding_mask")
-INVERTED = ("src_key_padding_mask",)  # True = padding
+MASK_NAMES = ("mask", "attention_mask", "padding_mask", "src_key_padding_mask", "source_mask", "target_mask",
+              "tgt_key_padding_mask", "decoder_attention_mask")  # fmt: skip
+INVERTED = ("src_key_padding_mask", "tgt_key_padding_mask")  # True = padding
+OF_THE_DECODER = ("target_mask", "tgt_key_padding_mask", "decoder_attention_mask")
 FRAMES = 16  # steps the trace before a non-finite value goes back
 
 Values = dict[str, dict[str, Any]]
@@ -116,7 +118,8 @@ class Watch:
         self.trace = trace
         self.sinks = list(also)
         self.norms, self.blocks = sites.find_norms(self.model), sites.find_blocks(self.model)
-        self.mask: Tensor | None = None
+        self.masks: dict[str, Tensor] = {}
+        self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
         self.steps = 0
         self.recorded = 0
         self.spent = 0.0
@@ -167,6 +170,8 @@ class Watch:
         if wanted & {"norm", "norm gradient"}:
             for site in self.norms:
                 self._handles.append(site.module.register_forward_hook(self._norm_hook(site)))
+                if _running_statistics(site.module) is not None:
+                    self._handles.append(site.module.register_forward_pre_hook(self._running_hook(site)))
             for _, residual in sites.find_residuals(model):
                 self._handles.append(residual.register_forward_hook(self._residual_hook))
         for block in self.blocks:
@@ -213,7 +218,7 @@ class Watch:
             return  # idle, or a later micro-batch of the step
         start = time.perf_counter()
         self._forwards += 1
-        self.mask = self._find_mask(module, args, kwargs)
+        self.masks = self._find_masks(module, args, kwargs)
         self._attention_calls = 0
         if self._mode is None and any(p.on == "attention" for p in self.probes):
             self._mode = _SeeAttention(self._see_attention)
@@ -225,24 +230,30 @@ class Watch:
             self._mode.__exit__(None, None, None)
             self._mode = None
 
-    def _find_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The padding mask among the model's arguments, True = real."""
+    def _find_masks(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """The padding masks among the model's arguments by name, True = real."""
         try:
             named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         except TypeError:
             named = kwargs
+        rest = named.get("kwargs")
+        named = {**(rest if isinstance(rest, dict) else {}), **named}
+        found = {}
         for name in MASK_NAMES:
-            mask = named.get(name, named.get("kwargs", {}).get(name) if isinstance(named.get("kwargs"), dict) else None)
+            mask = named.get(name)
             if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
-                real = mask.bool()
-                return ~real if name in INVERTED else real
-        return None
+                found[name] = ~mask.bool() if name in INVERTED else mask.bool()
+        return found
 
-    def _mask_for(self, x: Tensor, channel_dim: int = -1) -> Tensor | None:
-        if self.mask is None:
-            return None
-        places = [n for a, n in enumerate(x.shape) if a != channel_dim % x.dim()]
-        return self.mask if tuple(self.mask.shape) == tuple(places) else None
+    def _mask_for(self, site: str, x: Tensor, channel_dim: int = -1) -> Tensor | None:
+        """The mask of x's shape; where both stacks have one of that shape, the site's name decides."""
+        places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())
+        fitting = {name: mask for name, mask in self.masks.items() if tuple(mask.shape) == places}
+        above = any(part in ("decoder", "target") for part in site.split("."))
+        if len(self.masks) > 1 or above:
+            chosen = {n: m for n, m in fitting.items() if (n in OF_THE_DECODER) == above}
+            fitting = chosen if len(self.masks) > 1 or chosen else {}
+        return next(iter(fitting.values()), None)
 
     def _norm_hook(self, site: sites.NormSite) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -250,6 +261,17 @@ class Watch:
                 self._see_norm(site, args[0], output)
 
         hook.passive = True  # type: ignore[attr-defined]  # fused sums stay fused: _residual_hook sees their norms
+        return hook
+
+    def _running_hook(self, site: sites.NormSite) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            if self.active and site.name not in self._fired:
+                start = time.perf_counter()
+                running = _running_statistics(module)
+                if running is not None:
+                    self._running_before[site.name] = (running[0].detach().clone(), running[1].detach().clone())
+                self.spent += time.perf_counter() - start
+
         return hook
 
     def _residual_hook(self, module: Residual, args: Any, output: Any) -> None:
@@ -266,11 +288,12 @@ class Watch:
         count = self._fired.get(site.name, 0)
         self._fired[site.name] = count + (not again)
         if count == 0 or (again and not self._hooked(site.name)):
-            mask = self._mask_for(x, site.channel_dim)
+            mask = self._mask_for(site.name, x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
             training = site.module.training
             if count == 0 and not again:
-                self._ask("norm", site.name, NormFrame(site, x, y_value, mask, training=training))
+                running = self._running_before.pop(site.name, None)
+                self._ask("norm", site.name, NormFrame(site, x, y_value, mask, None, training, running))
             if y.requires_grad and any(p.on == "norm gradient" for p in self.probes):
                 self._gradient_sites.add(site.name)
 
@@ -311,7 +334,7 @@ class Watch:
             if self.active and carrier is not None and self._fired.get("block " + block.name, 0) == 0:
                 self._fired["block " + block.name] = 1
                 x, y = sites.stream_of(args[0] if args else None), sites.stream_of(output)
-                mask = None if y is None else self._mask_for(y)
+                mask = None if y is None else self._mask_for(block.name, y)
                 frame = BlockFrame(block, None if x is None else x.detach(), None if y is None else y.detach(), mask)
                 self._ask("block", block.name, frame)
                 if carrier.requires_grad and any(p.on == "block gradient" for p in self.probes):
@@ -452,13 +475,16 @@ class Watch:
 
     def _record(self) -> None:
         values = {q: dict(s) for q, s in self._values.items() if s}
-        angles = list(values.get("angle", {}).values())
-        if len(angles) > 1:
-            stacked = torch.stack([torch.as_tensor(a, device=self._device()).float() for a in angles])
-            values.setdefault("effective_depth", {})["model"] = stacked.sum() ** 2 / (stacked.square().sum() + 1e-30)
-        sizes = list(values.get("stream_rms", {}).values())
-        if len(sizes) > 1:
-            values.setdefault("stream_growth", {})["model"] = sizes[-1] / (sizes[0] + 1e-30)
+        for stack in dict.fromkeys(block.stack for block in self.blocks):
+            names = [block.name for block in self.blocks if block.stack == stack]
+            site = "model" if len(names) == len(self.blocks) else stack
+            angles = [values["angle"][n] for n in names if n in values.get("angle", {})]
+            if len(angles) > 1:
+                turns = torch.stack(angles).float()
+                values.setdefault("effective_depth", {})[site] = turns.sum() ** 2 / (turns.square().sum() + 1e-30)
+            sizes = [values["stream_rms"][n] for n in names if n in values.get("stream_rms", {})]
+            if len(sizes) > 1:
+                values.setdefault("stream_growth", {})[site] = sizes[-1] / (sizes[0] + 1e-30)
         if self.optimizer is not None:
             values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
         keys = [(q, s) for q, sites_ in values.items() for s in sites_]
@@ -501,7 +527,7 @@ class Watch:
         return stacked.tolist()
 
     def _flush_losses(self) -> None:
-        """Losses wait on the device until a recorded step. One line each, the current step's excepted: it has its own."""
+        """Losses wait on the device until a recorded step; one line each."""
         losses, self._losses = self._losses, []
         if not losses or self.writer is None:
             return
@@ -595,6 +621,15 @@ class Watch:
         if self.writer is not None:
             print(f"normlab.watch: {self.summary()}", file=sys.stderr)
         self.close(status)
+
+
+def _running_statistics(module: Any) -> tuple[Tensor, Tensor] | None:
+    """Running mean and variance; of a PowerNorm, zero and its mean square."""
+    if getattr(module, "running_psi2", None) is not None:
+        return torch.zeros_like(module.running_psi2), module.running_psi2
+    if getattr(module, "running_mean", None) is not None:
+        return module.running_mean, module.running_var
+    return None
 
 
 def _carrier(value: Any) -> Tensor | None:
