@@ -101,6 +101,7 @@ def test_tensorboard(tmp_path):
     found = events.Scalars("grad_norm/model")
     assert [e.step for e in found] == series.steps
     assert [e.value for e in found] == pytest.approx(series.values, rel=1e-6)
+    assert [e.step for e in events.Scalars("loss/model")] == series.steps
 
 
 def test_weights_and_biases_offline(tmp_path):

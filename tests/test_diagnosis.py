@@ -390,7 +390,7 @@ def test_what_comes_after_a_value_that_is_not_finite_is_not_judged(tmp_path):
             values["stream_rms"] = dict.fromkeys(BLOCKS, 1e6)
             values["stream_grad"]["layers.0"] = 1e9
 
-    only(write(tmp_path / "a", change), "nonfinite")
+    assert only(write(tmp_path / "a", change), "nonfinite").steps[0] == 20
 
 
 def test_an_event_that_comes_late_is_dated_by_its_frames(tmp_path):

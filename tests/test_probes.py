@@ -234,6 +234,27 @@ def test_a_silent_norm_is_named(tmp_path):
         assert watch.coverage().startswith("1 of 2 norms fired; 1 skipped: unused (")
 
 
+def test_an_evaluation_before_the_training_forward_is_not_the_step(tmp_path):
+    model = make(dropout=0.1)
+    opt = sgd(model)
+    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, preset="full", max_overhead=None) as watch:
+        for tokens, mask in batches(2):
+            model.eval()
+            with torch.no_grad():
+                model(tokens[:2, :3])
+            model.train()
+            loss = F.cross_entropy(model(tokens, mask), tokens[:, 0] % 5)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            watch.step(loss=loss)
+    run = normlab.Run(tmp_path / "run")
+    assert len(run.series("grad_through_var")) == 7 and len(run.series("max_logit")) == 3
+    assert all(
+        s.values == pytest.approx([1 - float(LENGTHS.sum()) / 66] * 2) for s in run.series("padding_share").values()
+    )
+
+
 def test_the_fast_path_of_torchs_encoder_layer_is_detected(tmp_path):
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     with normlab.watch(model, out=tmp_path / "run", every=1) as watch, torch.no_grad():
@@ -356,7 +377,7 @@ def test_reentrant_checkpointing_still_gives_gradients(tmp_path):
 
     model = Outer()
     opt = sgd(model)
-    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, preset="full", max_overhead=None) as watch:
         (model(torch.randn(5, 6, requires_grad=True)) * torch.randn(5, 6)).sum().backward()
         opt.step()
         watch.step(loss=1.0)

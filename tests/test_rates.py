@@ -48,7 +48,7 @@ def test_without_an_upper_or_a_lower_end_there_is_no_rate():
     never = lr_range(Bowl(0.01), bowl_loss, lambda seed: repeat(None), steps=5, seeds=1, optimizer=torch.optim.SGD)
     assert never.rate is None and "raise it" in str(never)
     always = lr_range(Bowl(1e9), bowl_loss, lambda seed: repeat(None), steps=5, seeds=1, optimizer=torch.optim.SGD)
-    assert always.rate is None and "lower it" in str(always)
+    assert always.rate is None and "lower them" in str(always)
 
 
 def test_the_interval_comes_from_the_spread_over_seeds():

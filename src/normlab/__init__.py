@@ -41,7 +41,8 @@ _NAMES: dict[str, str] = {
     "KernelUnavailable": "errors",
     "TransformUnsupported": "errors",
 }  # fmt: skip
-__all__ = ["__version__", *_NAMES]
+_MODULES = ("callbacks",)
+__all__ = ["__version__", *_NAMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

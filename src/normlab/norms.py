@@ -820,7 +820,7 @@ NORMS: dict[str, NormFacts] = {
 
 
 def make_norm(norm: str, dim: int, **options: Any) -> nn.Module:
-    """A norm by name, for a stream of width ``dim``; GroupNorm takes up to 32 groups of at least 4 channels unless told.
+    """A norm by name, for a stream of width ``dim``; GroupNorm takes up to 32 groups of at least 4 channels (a power of two that divides ``dim``) unless told.
 
     >>> make_norm("rms", 8, eps=1e-6)
     RMSNorm((8,), eps=1e-06, gain='direct', partial=None)

@@ -33,7 +33,7 @@ class Bracket:
     """One seed: training was stable at ``stable`` and broke at ``broken`` (None: it did not break up to the last rate)."""
 
     seed: int
-    stable: float | None  # None: it broke at the lowest rate already
+    stable: float | None  # None: no rate lowered the loss
     broken: float | None
     trials: int
     best: float = math.nan  # the rate with the lowest loss at the end, among those tried
@@ -74,7 +74,7 @@ def _show(rate: float | None) -> str:
 
 def _why_none(brackets: tuple[Bracket, ...]) -> str:
     if any(b.stable is None for b in brackets):
-        return "training broke at the lowest rate tried; lower it, or look at the model"
+        return "no rate tried lowered the loss; lower them, give more steps, or look at the model"
     return "training did not break at the highest rate tried; raise it"
 
 

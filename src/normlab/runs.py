@@ -1,7 +1,7 @@
 """A run on disk: one folder, two files, text only. Training writes it, everything that displays or judges reads it.
 
     run.json         what ran: schema, status, configuration, seed, versions, machine, sites, coverage. Replaced as a whole.
-    readings.jsonl   what was measured: one line per recorded step, appended. A torn last line is legal and ignored.
+    readings.jsonl   what was measured: one line per loss and per recorded step, appended. A torn last line is legal and ignored.
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
 "event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf". No torch here.

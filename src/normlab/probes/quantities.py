@@ -91,6 +91,7 @@ class GradientThroughStatistics(Probe):
     """
 
     on = "norm gradient"
+    price = "full"  # it holds every norm's input until the backward pass has come by
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         kind = frame.site.kind

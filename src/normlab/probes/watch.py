@@ -112,13 +112,15 @@ class Watch:
                 raise ValueError(unknown("place of a probe", probe.on, PLACES))
         self.outer = model
         self.compiled = getattr(model, "_orig_mod", None) is not None
-        inner = getattr(model, "_orig_mod", model)
+        self.inner = inner = getattr(model, "_orig_mod", model)  # with DistributedDataParallel, which sums gradients
         self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
         self.scaler = scaler
         self.trace = trace
         self.sinks = list(also)
         self.norms, self.blocks = sites.find_norms(self.model), sites.find_blocks(self.model)
         self.masks: dict[str, Tensor] = {}
+        parts = {part for name, _ in self.model.named_modules() for part in name.split(".")}
+        self._two_stacks = bool(parts & {"decoder", "target"}) and bool(parts & {"encoder", "source"})
         self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
         self.steps = 0
         self.recorded = 0
@@ -135,6 +137,7 @@ class Watch:
         self._nonfinite = False
         self._attention_calls = 0
         self._forwards = 0
+        self._seen_training = False
         self._covered: dict[str, Any] | None = None
         self._running: list[str] = []
         self._mode: _SeeAttention | None = None
@@ -180,7 +183,7 @@ class Watch:
 
     def _eager_on_recorded_steps(self) -> None:
         """A compiled model runs compiled on idle steps; a recorded one goes through the eager module, with hooks."""
-        outer, compiled_forward, eager = self.outer, self.outer.forward, self.model
+        outer, compiled_forward, eager = self.outer, self.outer.forward, self.inner
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.active:
@@ -214,10 +217,13 @@ class Watch:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._pulse = {}
-        if not self.active or self._forwards:
+        if not self.active or (self._forwards and (self._seen_training or not module.training)):
             return  # idle, or a later micro-batch of the step
         start = time.perf_counter()
+        if self._forwards:  # what was seen so far was an evaluation; this is the step
+            self._fired, self._gradient_sites, self._values = {}, set(), {}
         self._forwards += 1
+        self._seen_training = module.training
         self.masks = self._find_masks(module, args, kwargs)
         self._attention_calls = 0
         if self._mode is None and any(p.on == "attention" for p in self.probes):
@@ -249,10 +255,9 @@ class Watch:
         """The mask of x's shape; where both stacks have one of that shape, the site's name decides."""
         places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())
         fitting = {name: mask for name, mask in self.masks.items() if tuple(mask.shape) == places}
-        above = any(part in ("decoder", "target") for part in site.split("."))
-        if len(self.masks) > 1 or above:
-            chosen = {n: m for n, m in fitting.items() if (n in OF_THE_DECODER) == above}
-            fitting = chosen if len(self.masks) > 1 or chosen else {}
+        if self._two_stacks:  # a model with a decoder alone may call its mask what it likes
+            above = any(part in ("decoder", "target") for part in site.split("."))
+            fitting = {n: m for n, m in fitting.items() if (n in OF_THE_DECODER) == above}
         return next(iter(fitting.values()), None)
 
     def _norm_hook(self, site: sites.NormSite) -> Callable[..., None]:
@@ -491,12 +496,12 @@ class Watch:
         numbers = self._to_host([values[q][s] for q, s in keys])
         self._covered = self._coverage()
         if self.writer is not None:
-            self._flush_losses()
+            loss = self._flush_losses()
             table: dict[str, dict[str, float]] = {}
             for (q, s), number in zip(keys, numbers, strict=True):
                 table.setdefault(q, {})[s] = number
             self.writer.write(self.steps, table)
-            self._send(table)
+            self._send(table if loss is None else {"loss": {"model": loss}, **table})
             if self._covered != self.writer.info.get("coverage"):
                 self.writer.update(coverage=self._covered)
         self.recorded += 1
@@ -526,21 +531,25 @@ class Watch:
                 stacked /= self._world
         return stacked.tolist()
 
-    def _flush_losses(self) -> None:
-        """Losses wait on the device until a recorded step; one line each."""
+    def _flush_losses(self) -> float | None:
+        """Losses wait on the device until a recorded step; one line each. Returns the last."""
         losses, self._losses = self._losses, []
         if not losses or self.writer is None:
-            return
+            return None
         on_device = [v for _, v in losses if isinstance(v, Tensor)]
         numbers = iter(torch.stack([v.double().reshape(()) for v in on_device]).tolist() if on_device else [])
+        number = math.nan
         for step, value in losses:
-            self.writer.write(step, {"loss": {"model": next(numbers) if isinstance(value, Tensor) else value}})
+            number = next(numbers) if isinstance(value, Tensor) else value
+            self.writer.write(step, {"loss": {"model": number}})
+        return number
 
     def _look_for_nonfinite(self, loss: Any) -> None:
         if loss is None or self._nonfinite:
             return
         value = loss.detach() if isinstance(loss, Tensor) else float(loss)
-        self._ring.append({"step": self.steps, "loss": value, "blocks": dict(self._pulse)})
+        self._ring.append({"step": self.steps, "loss": value, "blocks": self._pulse})
+        self._pulse = {}  # a compiled model has no hooks on idle steps to renew it
         if isinstance(value, Tensor) and value.is_cuda and not self.active:
             return  # no copy to the host on idle steps
         if math.isfinite(float(value)):
@@ -606,7 +615,10 @@ class Watch:
                     "normlab.watch: nothing was recorded; call watch.step(loss=...) after each step", stacklevel=2
                 )
             for sink in self.sinks:
-                sink.close()
+                try:
+                    sink.close()
+                except Exception as error:
+                    warnings.warn(f"normlab.watch: sink {type(sink).__name__} did not close ({error})", stacklevel=2)
             self.writer.close(status, overhead=round(self.overhead(), 5), steps=self.steps, recorded=self.recorded)
             self.writer = None
 
@@ -634,20 +646,21 @@ def _running_statistics(module: Any) -> tuple[Tensor, Tensor] | None:
 
 def _carrier(value: Any) -> Tensor | None:
     """The tensor whose gradient is the gradient of the stream."""
-    if isinstance(value, Pending):
-        return value.x
+    if isinstance(value, Pending):  # x also feeds the branch, so its gradient is not that of the sum
+        return value.x if value.branch is None else value.branch
     if isinstance(value, Tensor):
         return value if value.is_floating_point() else None
     return _carrier(value[0]) if isinstance(value, (tuple, list)) and value else None
 
 
 def _largest(value: Any) -> Tensor:
-    """Largest absolute value; NaN if there is one."""
+    """Largest absolute value; NaN if there is one. (The maximum norm of linalg takes ten times as long on a CPU.)"""
     if isinstance(value, Pending) and value.branch is not None:
         return torch.maximum(_largest(value.x), _largest(value.branch))
     carrier = _carrier(value)
     assert carrier is not None
-    return torch.linalg.vector_norm(carrier.detach(), math.inf)
+    low, high = torch.aminmax(carrier.detach())
+    return torch.maximum(high, -low)
 
 
 def watch(
