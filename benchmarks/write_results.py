@@ -22,6 +22,8 @@ WORDS = {
         "rows": ("norm", "against", "dtype"),
         "shares": "Kernels alone, outputs allocated beforehand, share of the copy limit:",
         "kernel": ("kernel", "dtype"),
+        "steps": "Whole training steps of a decoder (batch x tokens x width given): time of the other side / ours, and the share of a step that goes to normalization, measured as the norm alone times its number:",
+        "step": ("norm", "size", "dtype", "ratios", "share with torch's norms", "share with ours"),
     },
     "zh": {
         "title": "## 结果",
@@ -33,6 +35,8 @@ WORDS = {
         "rows": ("归一化", "对比", "类型"),
         "shares": "单独的内核，输出预先分配，占拷贝极限的比例：",
         "kernel": ("内核", "类型"),
+        "steps": "解码器的整个训练步（给出批 x 词元 x 宽度）：对方用时 / 我们的用时，以及归一化在一步中所占的比例（单独一个归一化的用时乘以个数）：",
+        "step": ("归一化", "大小", "类型", "比值", "用 torch 的归一化时的比例", "用我们的归一化时的比例"),
     },
 }
 
@@ -43,7 +47,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def render(result: dict[str, Any], file: str, words: dict[str, Any]) -> str:
-    rows = result["rows"]
+    steps = [r for r in result["rows"] if r["family"] == "training step"]
+    rows = [r for r in result["rows"] if r["family"] != "training step"]
     shapes = list(dict.fromkeys(tuple(r["shape"]) for r in rows))
     names = ["x".join(map(str, s)) for s in shapes]
     goals = [
@@ -74,6 +79,13 @@ def render(result: dict[str, Any], file: str, words: dict[str, Any]) -> str:
         table([*words["rows"], *names], ratios),
         words["shares"],
         table([*words["kernel"], *names], shares),
+        words["steps"],
+        table(list(words["step"]), [
+            [r["case"], "x".join(map(str, r["shape"])), r["dtype"],
+             ", ".join(f"{rival} {ratio:.2f}x" for rival, ratio in r["ratios"].items()),
+             *(f"{share:.1%}" for side, share in sorted(r["share_of_step"].items(), key=lambda item: item[0] == "ours"))]
+            for r in steps
+        ]),
     ]) + "\n"  # fmt: skip
 
 

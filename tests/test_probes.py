@@ -759,3 +759,23 @@ def test_no_warning_in_an_ordinary_run(tmp_path):
         warnings.simplefilter("error")
         watched(tmp_path, make(), preset="full")
     assert normlab.Run(tmp_path / "run").info["status"] == "finished"
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+@pytest.mark.parametrize("steps", [600, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_memory_stays_bounded_over_many_recorded_steps(tmp_path, steps):
+    model = make(num_layers=2)
+    opt = sgd(model)
+    with normlab.watch(model, optimizer=opt, out=tmp_path / "run", every=1, preset="full", max_overhead=None) as watch:
+        train(model, opt, steps // 3, watch)
+        before = resident()
+        train(model, opt, steps - steps // 3, watch)
+        grown = resident() - before
+        assert watch.recorded == steps
+    assert grown < 8 << 20, f"{grown / 2**20:.1f} MiB more after {steps} recorded steps"

@@ -597,6 +597,10 @@ class Watch:
             )
         return text
 
+    def pause(self, seconds: float) -> None:
+        """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
+        self._started += seconds
+
     def overhead(self) -> float:
         """The share of the time since the start that went into measuring."""
         return self.spent / max(time.perf_counter() - self._started, 1e-9)
