@@ -1,6 +1,6 @@
 """Put the figures of one `normlab bench --json FILE` run into the benchmark pages, English and Chinese.
 
-python benchmarks/write_results.py benchmarks/results/2026-11-15.json
+python benchmarks/write_results.py benchmarks/results/2026-11-16.json
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     for name, rate in (("sensible", 3e-3), ("too-high", 0.1)):
         torch.manual_seed(0)
-        model = normlab.build(architecture="decoder", dim=32, num_layers=4, num_heads=2, max_length=64)
+        model = normlab.build(architecture="decoder", dim=32, num_layers=2, num_heads=2, max_length=64)
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
         with normlab.watch(model, optimizer=optimizer, out=folder / name, every=2, max_overhead=None,
                            probes=[Saturation()]) as watch:  # fmt: skip
-            for _ in range(60):
-                at = torch.randint(0, len(data) - 65, (16,))
+            for _ in range(40):
+                at = torch.randint(0, len(data) - 65, (8,))
                 batch = data[at[:, None] + torch.arange(65)]
                 loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
                 optimizer.zero_grad()

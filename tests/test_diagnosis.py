@@ -428,6 +428,15 @@ def test_leaks_as_an_event_or_in_the_info(tmp_path):
     assert not diagnose(write(tmp_path / "d", events=({"step": 1, "event": "leak", "moved": []},)))
 
 
+def test_what_leaks_finds_in_a_model_is_named(tmp_path):
+    torch.manual_seed(0)
+    model = normlab.build(architecture="decoder", dim=8, num_layers=1, num_heads=2, vocab_size=11, max_length=8,
+                          norm=lambda width: normlab.BatchNorm(width))  # fmt: skip
+    report = normlab.leaks(model, torch.randint(0, 11, (4, 8)))
+    found = only(write(tmp_path / "a", leaks=report.to_list()), "leak")
+    assert found.site == report.found[0].first_module and found.severity == "critical"
+
+
 def test_findings_are_ordered_readable_and_json(tmp_path):
     def change(step: int, values: Values) -> None:
         values["gain_rms"]["final"] = 0.0

@@ -744,6 +744,27 @@ def test_attention_readings_equal_a_direct_computation(causal):
     assert float(found["attention_entropy"]) == pytest.approx(float(ratio.mean()), rel=1e-4)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torchs_attention_is_seen_with_its_masks(tmp_path, batch_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(3, 5, 8)
+    padding = torch.arange(5) >= torch.tensor([[5], [3], [2]])
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    with normlab.watch(model, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+        model(x if batch_first else x.transpose(0, 1), mask=future, src_key_padding_mask=padding).sum().backward()
+        watch.step(loss=1.0)
+    table = normlab.Run(tmp_path / "run").table()
+    assert set(table["max_logit"]) == {"layers.0.attention", "layers.1.attention"}
+    attention = model.layers[0].self_attn
+    q, k, _ = (
+        F.linear(x, attention.in_proj_weight, attention.in_proj_bias).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    )
+    hidden = (future | padding[:, None, None, :]).expand(3, 2, 5, 5)
+    logits = (q @ k.transpose(-1, -2) / 2).masked_fill(hidden, -math.inf)
+    assert table["max_logit"]["layers.0.attention"].last() == pytest.approx(float(logits.detach().max()), rel=1e-4)
+
+
 def test_presets_grow_with_their_price():
     counts = [len(probes.presets(name)) for name in probes.PRICES]
     assert counts == sorted(counts) and counts[0] >= 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +35,10 @@ class Leaks:
 
     def __bool__(self) -> bool:
         return bool(self.found)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """For run.json: ``normlab.watch(..., leaks=report.to_list())``, where the diagnosis finds it."""
+        return [asdict(leak) for leak in self.found]
 
     def in_mode(self, mode: str) -> tuple[Leak, ...]:
         return tuple(leak for leak in self.found if leak.mode == mode)

@@ -177,6 +177,10 @@ class Watch:
                     self._handles.append(site.module.register_forward_pre_hook(self._running_hook(site)))
             for _, residual in sites.find_residuals(model):
                 self._handles.append(residual.register_forward_hook(self._residual_hook))
+        if "attention" in wanted:
+            for module in model.modules():
+                if isinstance(module, nn.MultiheadAttention):
+                    self._handles.append(module.register_forward_pre_hook(self._multihead_hook, with_kwargs=True))
         for block in self.blocks:
             self._handles.append(block.module.register_forward_pre_hook(self._block_pre_hook(block)))
             self._handles.append(block.module.register_forward_hook(self._block_hook(block), always_call=True))
@@ -372,6 +376,17 @@ class Watch:
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self._ask("attention", site, AttentionFrame(site, query, key, attn_mask, is_causal, factor))
         self.spent += time.perf_counter() - start
+
+    def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any) -> None:
+        """torch's own attention shows nothing of its inside: queries and keys are computed here once more."""
+        if not self.active or self._recomputing() or self._forwards > 1:
+            return
+        start = time.perf_counter()
+        seen = _queries_and_keys(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+        self.spent += time.perf_counter() - start
+        if seen is not None:
+            q, k, allowed = seen
+            self._see_attention(q, k, k, allowed)
 
     # ---- asking
 
@@ -637,6 +652,32 @@ class Watch:
         if self.writer is not None:
             print(f"normlab.watch: {self.summary()}", file=sys.stderr)
         self.close(status)
+
+
+@torch.no_grad()
+def _queries_and_keys(module: nn.MultiheadAttention, given: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """(B, H, L, width) each, and what may be looked at; None where queries and keys have matrices of other forms."""
+    query, key, width = given["query"], given["key"], module.embed_dim
+    if module.in_proj_weight is None or query.dim() != 3:
+        return None
+    bias = module.in_proj_bias
+    parts = []
+    for x, at in ((query, 0), (key, width)):
+        y = nn.functional.linear(
+            x.detach(), module.in_proj_weight[at : at + width], None if bias is None else bias[at : at + width]
+        )
+        y = y if module.batch_first else y.transpose(0, 1)
+        parts.append(y.unflatten(-1, (module.num_heads, -1)).transpose(1, 2))
+    allowed = None
+    for mask, shape in ((given.get("attn_mask"), None), (given.get("key_padding_mask"), (len(parts[0]), 1, 1, -1))):
+        if mask is not None:
+            may = ~mask if mask.dtype == torch.bool else mask > -1e4
+            if shape is not None:
+                may = may.view(shape)
+            elif may.dim() == 3:
+                may = may.view(-1, module.num_heads, *may.shape[1:])
+            allowed = may if allowed is None else allowed & may
+    return parts[0], parts[1], allowed
 
 
 def _running_statistics(module: Any) -> tuple[Tensor, Tensor] | None:
