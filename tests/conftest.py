@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+import normlab
 from normlab.kernels import cpu
 
 # Some virtual machines announce AMX and trap on it: torch's first 16-bit matrix product would end the test process.
@@ -26,6 +27,15 @@ def isa(request):
     cpu.native.use_isa(request.param)
     yield request.param
     cpu.native.use_isa(before)
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def kernel(request):
+    """Both ways to compute, in turn."""
+    if request.param == "cpu" and cpu.missing:
+        pytest.skip(cpu.missing)
+    with normlab.use_kernel(request.param):
+        yield request.param
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import normlab
-from normlab.kernels import cpu
 
 FEATURES = 6
 DTYPES = [torch.float64, torch.float32]
@@ -31,14 +30,6 @@ FORMS = ["position", "running"]
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cpu" and cpu.missing:
-        pytest.skip(cpu.missing)
-    with normlab.use_kernel(request.param):
-        yield request.param
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

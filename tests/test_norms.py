@@ -12,7 +12,7 @@ import inspect
 import math
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 import normlab
 from normlab import ops, reference
-from normlab.kernels import cpu
 
 FEATURES = 21  # 3 * 7: groups of channels must divide it
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -33,14 +32,6 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
-
-
-@pytest.fixture(params=["cpu", "reference"])
-def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cpu" and cpu.missing:
-        pytest.skip(cpu.missing)
-    with normlab.use_kernel(request.param):
-        yield request.param
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
