@@ -22,7 +22,7 @@ WORDS = {
         "rows": ("norm", "against", "dtype"),
         "shares": "Kernels alone, outputs allocated beforehand, share of the copy limit:",
         "kernel": ("kernel", "dtype"),
-        "steps": "Whole training steps of a decoder (batch x tokens x width given): time of the other side / ours, and the share of a step that goes to normalization, measured as the norm alone times its number:",
+        "steps": "Whole training steps of a decoder (batch x tokens x width given): time of the other side / ours, and the share of a step that goes to normalization, measured as the norm alone (its data in the cache, so at least this much) times its number:",
         "step": ("norm", "size", "dtype", "ratios", "share with torch's norms", "share with ours"),
     },
     "zh": {
@@ -35,7 +35,7 @@ WORDS = {
         "rows": ("归一化", "对比", "类型"),
         "shares": "单独的内核，输出预先分配，占拷贝极限的比例：",
         "kernel": ("内核", "类型"),
-        "steps": "解码器的整个训练步（给出批 x 词元 x 宽度）：对方用时 / 我们的用时，以及归一化在一步中所占的比例（单独一个归一化的用时乘以个数）：",
+        "steps": "解码器的整个训练步（给出批 x 词元 x 宽度）：对方用时 / 我们的用时，以及归一化在一步中所占的比例（单独一个归一化的用时乘以个数；单独运行时数据在缓存中，因此至少如此）：",
         "step": ("归一化", "大小", "类型", "比值", "用 torch 的归一化时的比例", "用我们的归一化时的比例"),
     },
 }

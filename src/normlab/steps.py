@@ -2,8 +2,8 @@
 
 A step is forward, loss, backward and fused AdamW. The share of a step that goes to normalization is the time of one norm
 alone, forward and backward, times the number of norms, over the time of the step. (Leaving the norms out instead measures
-something else: without them the values run away, and arithmetic on subnormal numbers is slow.) A share of s with torch's
-norms means that norms for free would make the step 1 / (1 - s) times as fast.
+something else: without them the values run away, and arithmetic on subnormal numbers is slow.) Alone a norm finds its
+data in the cache, so in the step it costs more than this share.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ class Watch:
         again = self._recomputing()
         count = self._fired.get(site.name, 0)
         self._fired[site.name] = count + (not again)
-        if count == 0 or (again and not self._hooked(site.name)):
+        if count == 0 or (again and site.name not in self._gradient_sites):
             mask = self._mask_for(site.name, x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
             training = site.module.training
@@ -315,9 +315,6 @@ class Watch:
 
                 y.register_hook(see)
         self.spent += time.perf_counter() - start
-
-    def _hooked(self, name: str) -> bool:
-        return name in self._gradient_sites
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         grad = grad.detach()
