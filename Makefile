@@ -1,5 +1,5 @@
 # setup   the environment in .venv, with the package built from this checkout
-# demo    set up, verify the kernels and compare them with torch on this machine
+# demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
@@ -19,8 +19,8 @@ setup: .venv/stamp
 	touch $@
 
 demo: setup
-	$(BIN)/normlab doctor
-	$(BIN)/normlab bench --quick
+	$(BIN)/normlab doctor --no-allocator
+	$(BIN)/normlab compare
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not nightly"

@@ -799,3 +799,92 @@ def test_memory_stays_bounded_over_many_recorded_steps(tmp_path, steps):
         grown = resident() - before
         assert watch.recorded == steps
     assert grown < 8 << 20, f"{grown / 2**20:.1f} MiB more after {steps} recorded steps"
+
+
+# ---- a run that is somebody else's, or goes on -----------------------------------------------------------------------
+
+
+def test_a_writer_of_ones_own_stays_open_and_keeps_its_facts(tmp_path):
+    writer = normlab.runs.Writer(tmp_path / "run", {"seed": 77, "mine": "kept"})
+    model = make()
+    optimizer = sgd(model)
+    with normlab.watch(model, optimizer=optimizer, out=writer, every=2, max_overhead=None, preset="lite") as watch:
+        writer.write(0, {"own": {"model": 1.0}})
+        train(model, optimizer, 4, watch)
+    assert writer.info["seed"] == 77 and writer.info["mine"] == "kept" and writer.info["preset"] == "lite"
+    assert writer.info["status"] == "running" and writer.info["steps"] == 4
+    writer.write(5, {"own": {"model": 2.0}})
+    writer.close("failed")
+    run = normlab.Run(tmp_path / "run")
+    assert run.info["status"] == "failed" and run.series("own")["model"].steps == [0, 5]
+    assert run.series("loss")["model"].steps == [1, 2, 3, 4] and run.series("grad_norm")["model"].steps == [1, 2, 4]
+
+
+def test_flush_writes_the_losses_that_wait(tmp_path):
+    model = make()
+    optimizer = sgd(model)
+    watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every=100, max_overhead=None)
+    train(model, optimizer, 5, watch)
+    assert normlab.Run(tmp_path / "run").series("loss")["model"].steps == [1]
+    watch.flush()
+    watch.flush()
+    assert normlab.Run(tmp_path / "run").series("loss")["model"].steps == [1, 2, 3, 4, 5]
+    watch.close()
+    assert normlab.Run(tmp_path / "run").series("loss")["model"].steps == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("every", ["log", 3])
+@pytest.mark.parametrize("preset", ["lite", "full"])
+def test_a_watch_goes_on_where_an_earlier_one_was_cut_off(tmp_path, every, preset):
+    """The same readings as of one watch over all steps, those of probes with a memory among them."""
+    how = {"every": every, "max_overhead": None, "preset": preset}
+    data = list(batches(12))
+
+    def steps(model, optimizer, watch, numbers):
+        for n in numbers:
+            tokens, mask = data[n - 1]
+            F.cross_entropy(model(tokens, mask), tokens[:, 0] % 5).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss=float(n))
+
+    def begin():
+        model = make("batch")
+        return model, sgd(model)
+
+    model, optimizer = begin()
+    with normlab.watch(model, optimizer=optimizer, out=tmp_path / "whole", **how) as watch:
+        steps(model, optimizer, watch, range(1, 13))
+
+    model, optimizer = begin()
+    watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "cut", **how)
+    steps(model, optimizer, watch, range(1, 7))
+    saved = {name: t.clone() for name, t in model.state_dict().items()}
+    state = {name: t.clone() for name, t in watch.state().items()}
+    steps(model, optimizer, watch, range(7, 11))  # lost: the run goes on from step 6
+    watch.close("interrupted")
+    model, optimizer = begin()
+    model.load_state_dict(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "cut", after=6, **how)
+        watch.load_state(state)
+        steps(model, optimizer, watch, range(7, 13))
+        watch.close()
+    whole, cut = (list(normlab.Run(tmp_path / name).readings()) for name in ("whole", "cut"))
+    assert sorted(map(str, cut)) == sorted(map(str, whole))
+    drifts = [value for step, probe, _, value in cut if probe == "gain_drift" and step > 6]
+    assert drifts and all(value > 0 for value in drifts)
+    assert state and normlab.Run(tmp_path / "cut").info["steps"] == 12
+
+
+def test_a_resumed_watch_whose_last_steps_are_idle_does_not_complain(tmp_path):
+    model = make()
+    optimizer = sgd(model)
+    watched(tmp_path, model, steps=2, optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every="log", after=2)
+        train(model, optimizer, 1, watch)
+        watch.close()
+    assert normlab.Run(tmp_path / "run").series("loss")["model"].steps == [1, 2, 3]

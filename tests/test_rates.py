@@ -55,7 +55,7 @@ def test_the_interval_comes_from_the_spread_over_seeds():
     brackets = tuple(Bracket(i, rate, rate * 1.1, 5) for i, rate in enumerate((0.1, 0.2, 0.4)))
     found = summarize(brackets)
     assert found.rate == pytest.approx(0.2 * math.sqrt(1.1), rel=1e-9)
-    half = 4.303 * math.log(2) / math.sqrt(3)
+    half = 4.302652729911 * math.log(2) / math.sqrt(3)
     assert found.high / found.rate == pytest.approx(math.exp(half), rel=1e-4)
     equal = summarize(tuple(Bracket(i, 0.1, 0.2, 5) for i in range(3)))
     assert (equal.low, equal.high) == (pytest.approx(0.1), pytest.approx(0.2))

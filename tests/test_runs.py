@@ -184,3 +184,73 @@ def test_the_clock_of_a_resumed_run_goes_on(tmp_path):
     writer.close()
     times = [line["time"] for line in runs.Run(tmp_path / "a").lines()]
     assert times[1] >= before >= times[0]
+
+
+def test_a_run_goes_on_behind_a_step_and_later_lines_are_taken_back(tmp_path):
+    written(tmp_path / "a", steps=5)
+    before = (tmp_path / "a" / runs.READINGS).read_bytes().splitlines(keepends=True)
+    (tmp_path / "a" / (runs.READINGS + ".partial")).write_text("half of an earlier try")
+    writer = runs.Writer(tmp_path / "a", again=True, after=3)
+    assert (tmp_path / "a" / runs.READINGS).read_bytes() == b"".join(before[:3])
+    writer.event(3, "resumed", note="why")
+    assert writer.sync() == (tmp_path / "a" / runs.READINGS).stat().st_size
+    writer.write(4, {"loss": {"model": 9.0}})
+    writer.close()
+    run = runs.Run(tmp_path / "a")
+    assert run.series("loss")["model"].values == [2.5, 5.0, 7.5, 9.0] and run.events()[0]["note"] == "why"
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == [runs.READINGS, runs.INFO]
+    runs.Writer(tmp_path / "a", again=True, after=0).close()
+    assert list(runs.Run(tmp_path / "a").lines()) == []
+    runs.Writer(tmp_path / "b", after=7).close()
+    assert list(runs.Run(tmp_path / "b").lines()) == []
+
+
+def test_going_on_behind_a_step_of_a_broken_run_names_the_line_and_changes_nothing(tmp_path):
+    path = written(tmp_path / "a") / runs.READINGS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\xff\0\0\n" + lines[2])
+    with pytest.raises(RunUnreadable, match="line 2"):
+        runs.Writer(tmp_path / "a", again=True, after=2)
+    assert path.read_bytes() == lines[0] + b"\xff\0\0\n" + lines[2]
+    runs.Writer(tmp_path / "a", again=True, after=0).close()
+    assert path.read_bytes() == b""
+
+
+FULL = """
+import resource, sys
+from normlab.runs import Writer
+writer = Writer(sys.argv[1])
+writer.write(1, {"q": {"a": 1.0}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+step = 1
+try:
+    while True:
+        step += 1
+        writer.write(step, {"q": {f"site{i}": 0.5 for i in range(20)}})
+except OSError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.write(step, {"q": {"b": 2.0}})
+del writer
+"""
+
+
+def test_a_line_that_did_not_fit_leaves_nothing_behind(tmp_path):
+    """A real refusal of the operating system, in the middle of a line; then there is room again."""
+    pytest.importorskip("resource")
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "a")], capture_output=True, text=True, check=True)
+    assert "File too large" in done.stdout
+    steps = [line["step"] for line in runs.Run(tmp_path / "a").lines()]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) > 5
+    assert list(runs.Run(tmp_path / "a").readings())[-1] == (steps[-1], "q", "b", 2.0)
+
+
+def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(KeyError), runs.replacing(tmp_path / "file") as file:
+        file.write(b"new")
+        raise KeyError
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+    with runs.replacing(tmp_path / "file") as file:
+        file.write(b"new")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "new")]

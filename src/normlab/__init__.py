@@ -27,6 +27,7 @@ _NAMES: dict[str, str] = {
     "leaks": "causal",
     **dict.fromkeys(("watch", "Probe"), "probes"),
     "lr_range": "rates",
+    **dict.fromkeys(("Experiment", "Sweep"), "lab"),
     "diagnose": "diagnosis",
     "Run": "runs",
     **dict.fromkeys(("find_norms", "find_blocks"), "sites"),
@@ -41,7 +42,7 @@ _NAMES: dict[str, str] = {
     "KernelUnavailable": "errors",
     "TransformUnsupported": "errors",
 }  # fmt: skip
-_MODULES = ("callbacks",)
+_MODULES = ("callbacks", "lab", "answer", "report")
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 

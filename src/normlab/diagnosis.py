@@ -25,6 +25,7 @@ from .runs import Run, Series, decode
 
 SEVERITIES = ("critical", "warning", "note")
 
+NOT_PROBED = ("loss", "held_out_loss", "held_out_half_width", "accuracy")  # written by a trainer, at steps of its own
 FEW = 12  # readings of a quantity below which no window is drawn: a third of them is four
 AGREE = 0.75  # share of a window's readings that must be beyond a threshold
 OVER_TOKENS = ("batch", "power")  # kinds whose statistics come from the batch and its running average
@@ -99,7 +100,7 @@ class Record:
         self.last_step = max((s.steps[-1] for sites in table.values() for s in sites.values()), default=0)
         self.last_step = max([self.last_step, *(int(e["step"]) for e in self.events)])
         self.recorded = len(
-            {step for q, sites in table.items() if q != "loss" for s in sites.values() for step in s.steps}
+            {step for q, sites in table.items() if q not in NOT_PROBED for s in sites.values() for step in s.steps}
         )
         self.broken = _first_break(table, self.events)
         self.broken_site = self._broken_site(table)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +77,86 @@ def sixteen_bit() -> tuple[bool, dict[str, str], str]:
 
 
 def prepare_16_bit() -> dict[str, str]:
-    """Set what this process needs for bfloat16 products (before its first one) and say what was set."""
+    """Set what this process needs for bfloat16 products (before its first product of any kind) and say what was set."""
     works, environment, note = sixteen_bit()
     if not works and not environment:
         raise RuntimeError(note)
+    before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
+    if WITHOUT_AMX.keys() & os.environ.keys() and not _product_works_here():
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        setting = " ".join(f"{k}={v}" for k, v in WITHOUT_AMX.items())
+        raise RuntimeError(
+            "torch's bfloat16 matrix products would end this process: it has computed in float32 before, and torch chose its "
+            f"instructions then; start your program with {setting}"
+        )
     return environment
+
+
+def _product_works_here() -> bool:
+    """In a copy of this process, which has the same instructions chosen."""
+    if not hasattr(os, "fork"):
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not copied; the product needs none
+        child = os.fork()
+    if child == 0:
+        status = 1
+        faulthandler.disable()  # its end is the answer, not a fault to report
+        try:
+            torch.set_num_threads(1)
+            w = torch.ones(64, 64, dtype=torch.bfloat16)
+            status = int((w @ w)[0, 0].item() != 64)
+        finally:
+            os._exit(status)
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+class PeakMemory:
+    """The most memory this process held since it was made, above what it held then; None where Linux does not tell."""
+
+    def __init__(self) -> None:
+        self.start: int | None = None
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # give back what earlier work left, or this one would find it for free
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again here
+            self.start = self._status("VmRSS")
+        except (OSError, AttributeError, ValueError):
+            pass
+
+    @staticmethod
+    def _status(name: str) -> int:
+        for line in _read("/proc/self/status").splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+        raise ValueError(f"no {name}")
+
+    def read(self) -> int | None:
+        """Bytes."""
+        return None if self.start is None else max(0, self._status("VmHWM") - self.start)
+
+
+def matmul_rate(threads: int, dtype: torch.dtype = torch.float32, size: int = 512, seconds: float = 0.2) -> float:
+    """Floating-point operations per second of torch's matrix product: the best of many, which is what the machine can."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a = torch.ones(size, size, dtype=dtype)
+        out = a @ a
+        best, until = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            start = time.perf_counter()
+            torch.mm(a, a, out=out)
+            best = min(best, time.perf_counter() - start)
+        return 2 * size**3 / best
+    finally:
+        torch.set_num_threads(before)

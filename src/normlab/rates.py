@@ -21,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .intervals import mean_interval
 from .transformer import TransformerConfig, build
 
 MOST_LOST = 0.05  # of the best rate's gain
-# Two-sided 95 % quantiles of Student's t for 1, 2, 3, ... degrees of freedom.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
@@ -189,11 +188,9 @@ def summarize(brackets: tuple[Bracket, ...]) -> LearningRateRange:
     mean = statistics.fmean(middles)
     if len(middles) == 1:
         return LearningRateRange(brackets, math.exp(mean), None, None)
-    freedom = len(middles) - 1
-    t = T95[freedom - 1] if freedom <= len(T95) else 1.96
-    half = max(
-        t * statistics.stdev(middles) / math.sqrt(len(middles)), statistics.fmean((h - low) / 2 for low, h in pairs)
-    )
+    _, low, high = mean_interval(middles)
+    assert low is not None and high is not None
+    half = max((high - low) / 2, statistics.fmean((top - bottom) / 2 for bottom, top in pairs))
     return LearningRateRange(brackets, math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 

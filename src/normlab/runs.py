@@ -15,7 +15,9 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,30 +36,48 @@ def decode(value: float | str) -> float:
     return float(value)
 
 
-def _replace(path: Path, text: str) -> None:
-    """The whole file or the old one, never half of it."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which then takes the place of ``path``: the whole new one or the old one, never half of it."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()  # half a file would only fill a disk that is full
+        raise
+
+
+def replace_file(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 class Writer:
     """Writes one run. Every line reaches the operating system before ``write`` returns, so a killed process loses none.
 
     ``info`` is what is known at the start; :meth:`update` adds what is known later. An existing run is not overwritten:
-    ``again=True`` goes on appending to it.
+    ``again=True`` goes on appending to it, ``after=step`` first takes back what was written behind that step.
     """
 
-    def __init__(self, folder: str | Path, info: Mapping[str, Any] | None = None, *, again: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        info: Mapping[str, Any] | None = None,
+        *,
+        again: bool = False,
+        after: int | None = None,
+    ) -> None:
         self.folder = Path(folder)
         if (self.folder / INFO).exists() and not again:
             raise FileExistsError(f"{self.folder} already holds a run; choose another folder or remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "created": _now(), **(info or {})}
-        self._file: IO[str] | None = None
+        self._file: FileIO | None = None
         self._started = time.monotonic()
         if again and (self.folder / INFO).exists():
             before = _read_info(self.folder)
@@ -66,7 +86,9 @@ class Writer:
         self._save()
         path = self.folder / READINGS
         _cut_torn_line(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        if after is not None:
+            _cut_after(path, after)
+        self._file = FileIO(path, "a")  # no buffer: a line that a full disk refused must not turn up later
 
     def write(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
         """One recorded step: {probe: {site: number}}."""
@@ -90,14 +112,27 @@ class Writer:
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is None:
             raise ValueError(f"the run in {self.folder} is closed")
-        self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
-        self._file.flush()
+        rest = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(whole)  # all of a line or none of it
+            raise
+
+    def sync(self) -> int:
+        """All lines so far reach the disk itself, so that what is saved after them never knows more; how many bytes they are."""
+        if self._file is None:
+            raise ValueError(f"the run in {self.folder} is closed")
+        os.fsync(self._file.fileno())
+        return os.fstat(self._file.fileno()).st_size
 
     def _elapsed(self) -> float:
         return round(time.monotonic() - self._started, 4)
 
     def _save(self) -> None:
-        _replace(self.folder / INFO, json.dumps(self.info, indent=1, allow_nan=False) + "\n")
+        replace_file(self.folder / INFO, json.dumps(self.info, indent=1, allow_nan=False) + "\n")
 
 
 def _now() -> str:
@@ -117,6 +152,20 @@ def _cut_torn_line(path: Path) -> None:
             tail = file.read(min(65536, end - at)) + tail
         if not tail.endswith(b"\n"):
             file.truncate(at + tail.rfind(b"\n") + 1)
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Keep the lines up to this step: a run that goes on from a checkpoint writes the later ones again."""
+    if not path.exists():
+        return
+    with open(path, "rb") as old, replacing(path) as new:
+        for number, line in enumerate(old if step > 0 else (), start=1):
+            try:
+                keep = json.loads(line)["step"] <= step
+            except (ValueError, TypeError, KeyError) as error:
+                raise RunUnreadable(f"{path}, line {number} is not a reading: {error}") from error
+            if keep:
+                new.write(line)
 
 
 def _read_info(folder: Path) -> dict[str, Any]:

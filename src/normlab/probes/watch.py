@@ -9,6 +9,7 @@ step is recorded only while its expected price keeps the total under that share.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import platform
 import sys
@@ -16,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,9 @@ class Watch:
     """See :func:`watch`."""
 
     def __init__(
-        self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path, preset: str,
+        self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path | Writer, preset: str,
         probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
-        trace: bool, also: Sequence[Any], info: dict[str, Any],
+        trace: bool, also: Sequence[Any], after: int, info: dict[str, Any],
     ) -> None:  # fmt: skip
         if max_overhead is not None and not 0 < max_overhead <= 1:
             raise ValueError(
@@ -122,7 +123,7 @@ class Watch:
         parts = {part for name, _ in self.model.named_modules() for part in name.split(".")}
         self._two_stacks = bool(parts & {"decoder", "target"}) and bool(parts & {"encoder", "source"})
         self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
-        self.steps = 0
+        self.steps = self._after = after
         self.recorded = 0
         self.spent = 0.0
         self._price = 0.0  # seconds, of a recorded step, recent average
@@ -146,16 +147,22 @@ class Watch:
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         self.writer: Writer | None = None
+        self._closes_writer = not isinstance(out, Writer)
         if self._rank == 0:
-            self.writer = Writer(out, {
+            facts = {
                 **info, "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
                 "max_overhead": max_overhead, "probes": [p.name for p in self.probes], "processes": self._world,
                 "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
                 "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
                 "sites": {"norms": {s.name: s.kind for s in self.norms}, "blocks": [b.name for b in self.blocks]},
-            })  # fmt: skip
+            }  # fmt: skip
+            if isinstance(out, Writer):
+                self.writer = out
+                self.writer.update(**{k: v for k, v in facts.items() if k not in out.info})
+            else:
+                self.writer = Writer(out, facts, again=after > 0, after=after or None)
         self._started = self._last = self._last_record = time.perf_counter()
-        self.active = self.cadence.due(1, 0.0)
+        self.active = self.cadence.due(after + 1, 0.0)
         self._restore: Callable[[], None] = lambda: None
         if self.compiled:
             self._eager_on_recorded_steps()
@@ -477,7 +484,7 @@ class Watch:
         due = self.cadence.due(self.steps + 1, now - self._last_record)
         if due and self.max_overhead is not None and self.recorded:
             elapsed = now - self._started
-            due = self.spent + self._price <= self.max_overhead * (elapsed + elapsed / self.steps)
+            due = self.spent + self._price <= self.max_overhead * (elapsed + elapsed / (self.steps - self._after))
         if self._world > 1:  # all processes record the same steps
             flag = torch.tensor([float(due)], device=self._device())
             dist.broadcast(flag, 0)
@@ -580,6 +587,10 @@ class Watch:
     # ---- the end
 
     def _coverage(self) -> dict[str, Any]:
+        """``fired`` is None where no probe looks at norms (the preset lite): then nothing was to fire."""
+        if not {p.on for p in self.probes} & {"norm", "norm gradient"}:
+            return {"norms": len(self.norms), "fired": None, "skipped": {}, "blocks": len(self.blocks),
+                    "attention": self._attention_calls}  # fmt: skip
         fired = {site.name for site in self.norms if site.name in self._fired}
         skipped = {s.name: self._why_silent(s) for s in self.norms if s.name not in fired}
         return {"norms": len(self.norms), "fired": len(fired), "skipped": skipped,
@@ -602,12 +613,39 @@ class Watch:
         found = self._covered
         if found is None:
             return "nothing has been recorded yet"
+        if found["fired"] is None:
+            return f"{found['norms']} norms, which no probe of this run looks at"
         text = f"{found['fired']} of {found['norms']} norms fired"
         if found["skipped"]:
             text += f"; {len(found['skipped'])} skipped: " + "; ".join(
                 f"{n} ({why})" for n, why in found["skipped"].items()
             )
         return text
+
+    def flush(self) -> None:
+        """Write the losses that wait for the next recorded step: before a checkpoint, so that it holds no more than the run."""
+        self._flush_losses()
+
+    def state(self) -> dict[str, Tensor]:
+        """What the probes remember across steps, for a checkpoint: the tensors in their dictionaries."""
+        found = {}
+        for probe in self.probes:
+            for attribute, table in vars(probe).items():
+                for key, value in table.items() if isinstance(table, dict) else ():
+                    for place, part in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+                        if isinstance(part, Tensor):
+                            found[json.dumps([probe.name, attribute, key, place])] = part
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Let the probes remember what :meth:`state` gave: gains at the start and running averages go on."""
+        probes = {probe.name: probe for probe in self.probes}
+        for text, tensor in state.items():
+            name, attribute, key, place = json.loads(text)
+            if name in probes:
+                table = vars(probes[name])[attribute]
+                key = tuple(key) if isinstance(key, list) else key
+                table[key] = tensor.clone() if place is None else (*table.get(key, ()), tensor.clone())
 
     def pause(self, seconds: float) -> None:
         """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
@@ -626,7 +664,9 @@ class Watch:
             handle.remove()
         if self.writer is not None:
             self._flush_losses()
-            if self.recorded == 0:
+            if (
+                self.recorded == 0 and self._after == 0 and status == "finished"
+            ):  # a resumed run's last steps may be idle
                 warnings.warn(
                     "normlab.watch: nothing was recorded; call watch.step(loss=...) after each step", stacklevel=2
                 )
@@ -635,7 +675,11 @@ class Watch:
                     sink.close()
                 except Exception as error:
                     warnings.warn(f"normlab.watch: sink {type(sink).__name__} did not close ({error})", stacklevel=2)
-            self.writer.close(status, overhead=round(self.overhead(), 5), steps=self.steps, recorded=self.recorded)
+            facts = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded}
+            if self._closes_writer:
+                self.writer.close(status, **facts)
+            else:
+                self.writer.update(**facts)
             self.writer = None
 
     def summary(self) -> str:
@@ -706,9 +750,9 @@ def _largest(value: Any) -> Tensor:
 
 
 def watch(
-    model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path, preset: str = "standard",
+    model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path | Writer, preset: str = "standard",
     probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
-    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), **info: Any,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, **info: Any,
 ) -> Watch:  # fmt: skip
     """Measure while the model trains; the run goes to ``out``.
 
@@ -724,10 +768,12 @@ def watch(
     scaler        a GradScaler, whose factor is taken out of the stream's gradients
     trace         note each block's largest value on every step, to show what led up to a non-finite loss
     also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
+    after         steps the model has behind it: the run in ``out`` goes on from there, later lines of it are dropped
+    out           a folder, or a :class:`normlab.runs.Writer`, which stays open when the watch closes
     config, info  anything JSON can hold; written into run.json
 
     A padding mask among the model's arguments is found by its name and applied to every quantity. Weights come out
     bit for bit as without the watcher.
     """
     return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
-                 config=config, scaler=scaler, trace=trace, also=also, info=info)  # fmt: skip
+                 config=config, scaler=scaler, trace=trace, also=also, after=after, info=info)  # fmt: skip

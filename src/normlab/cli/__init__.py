@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__
+from .. import __version__
+from . import lab
+from .show import Parser, table
 
 EXAMPLES = """examples:
   normlab list                      norms and placements with formula, paper and advice
@@ -20,12 +23,16 @@ EXAMPLES = """examples:
   normlab lr-range --placement post the largest stable learning rate, with seeds and an interval
   normlab diagnose runs/a           what is wrong in a run, why, and what to try
   normlab runs list runs            recorded runs in a folder; also: show, export
+  normlab compare                   train norms x placements x rates x seeds, rank them, write a report
+  normlab train experiment.toml     one experiment, one run directory
+  normlab report runs/a             a page from a sweep or a run
   normlab numerics                  largest errors against float64
+  normlab completion bash           completion for your shell
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="normlab", description="A normalization workbench for Transformers.", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -83,15 +90,18 @@ def build_parser() -> argparse.ArgumentParser:
         else:
             action.add_argument("--json", action="store_true", help="print JSON")
 
+    lab.add_verbs(verb)
+
     numerics = verb(
         "numerics", "Largest errors against float64, for normlab, torch and onnxruntime.", "normlab numerics"
     )
+    numerics.add_argument("--json", action="store_true", help="print JSON; null: the answer was not finite")
     numerics.add_argument("--write", type=Path, metavar="DOCS", help="put the table into DOCS/en and DOCS/zh")
     return parser
 
 
 def show_list(args: argparse.Namespace) -> int:
-    from . import NORMS, PLACEMENTS
+    from .. import NORMS, PLACEMENTS
 
     norms = [
         {"name": n, "layer": f.layer.__name__, "formula": f.formula, "shares": f.shares, "paper": f"arXiv {f.paper}",
@@ -111,12 +121,12 @@ def show_list(args: argparse.Namespace) -> int:
         ("placements (S sub-layer, A attention, F feed-forward, N norm)", placements,
          ["name", "class", "formula", "paper", "year", "advice"]),
     ):  # fmt: skip
-        _table(title, columns, [[str(v) for v in row.values()] for row in rows])
+        table(title, columns, [[str(v) for v in row.values()] for row in rows])
     return 0
 
 
 def show_doctor(args: argparse.Namespace) -> int:
-    from . import doctor
+    from .. import doctor
 
     facts = doctor.examine(measure_allocator=not args.no_allocator)
     if args.json:
@@ -134,14 +144,14 @@ def show_doctor(args: argparse.Namespace) -> int:
         ("kernel request", facts["request"]),
         ("16-bit products", facts["bfloat16_products"]["note"]),
     ]  # fmt: skip
-    _table("normlab doctor", ["", ""], [list(line) for line in lines])
-    _table("kernel per op", ["op", "kernel", "why"], [[op, *choice] for op, choice in facts["kernels"].items()])
+    table("normlab doctor", ["", ""], [list(line) for line in lines])
+    table("kernel per op", ["op", "kernel", "why"], [[op, *choice] for op, choice in facts["kernels"].items()])
     if facts["allocator"]:
         rows = [
             [t["setting"], "-" if t["fresh_over_reused"] is None else f"{t['fresh_over_reused']:.2f}x", t["note"]]
             for t in facts["allocator"]
         ]
-        _table("128 MiB written to fresh memory, relative to reused memory", ["setting", "cost", ""], rows)
+        table("128 MiB written to fresh memory, relative to reused memory", ["setting", "cost", ""], rows)
     print(facts["allocator_advice"])
     return 0
 
@@ -149,7 +159,7 @@ def show_doctor(args: argparse.Namespace) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     import torch
 
-    from . import bench
+    from .. import bench
 
     if args.threads is not None:
         if args.threads < 1:
@@ -176,7 +186,7 @@ def run_bench(args: argparse.Namespace) -> int:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in (r.share_of_limit or r.share_of_step).items())
         ours = f"{r.sides['ours'] * 1e6:.0f} us" if "ours" in r.sides else ""
         rows.append([r.family, r.case, "x".join(map(str, r.shape)), r.dtype, ours, ratios, shares])
-    _table("time of the other side / ours (more than 1x: ours is faster)",
+    table("time of the other side / ours (more than 1x: ours is faster)",
            ["norm", "what", "shape", "dtype", "ours", "ratio", "share of the copy limit, or of the step"], rows)  # fmt: skip
     verified = result["verified"]
     print(
@@ -191,34 +201,23 @@ def run_bench(args: argparse.Namespace) -> int:
         ]
         for g in result["goals"]
     ]
-    _table("goals" + (" (quick run: fewer shapes)" if args.quick else ""), ["what", "measured", "reach", "met"], goals)
+    table("goals" + (" (quick run: fewer shapes)" if args.quick else ""), ["what", "measured", "reach", "met"], goals)
     if args.json:
         bench.write_json(result, args.json)
         print(f"written to {args.json}")
     return 0
 
 
-def _named(path: str) -> Any:
-    """The object behind MODULE:NAME."""
-    module, _, name = path.partition(":")
-    sys.path.insert(0, "")  # modules in the working folder, as python -m finds them
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load {path}: {error}") from error
-    finally:
-        sys.path.remove("")
-
-
 def run_lr_range(args: argparse.Namespace) -> int:
-    from . import rates
+    from .. import rates
+    from ..lab.train import named
 
     try:
         own = [args.model, args.loss, args.data]
         if any(own) and not all(own):
             raise ValueError("your own model needs all of --model, --data and --loss")
         parts = (
-            tuple(map(_named, own)) if all(own) else rates.text_task(args.norm, args.placement, args.dim, args.layers)
+            tuple(map(named, own)) if all(own) else rates.text_task(args.norm, args.placement, args.dim, args.layers)
         )
         found = rates.lr_range(
             *parts, lowest=args.lowest, highest=args.highest, steps=args.steps, seeds=args.seeds, halvings=args.halvings,
@@ -232,7 +231,7 @@ def run_lr_range(args: argparse.Namespace) -> int:
 
 
 def show_diagnosis(args: argparse.Namespace) -> int:
-    from . import RunUnreadable, diagnosis
+    from .. import RunUnreadable, diagnosis
 
     try:
         found = diagnosis.diagnose(args.folder)
@@ -244,7 +243,7 @@ def show_diagnosis(args: argparse.Namespace) -> int:
 
 
 def show_runs(args: argparse.Namespace) -> int:
-    from . import RunUnreadable, runs
+    from .. import RunUnreadable, runs
 
     try:
         if args.what == "export":
@@ -263,7 +262,7 @@ def show_runs(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found if args.what == "list" else found[0], indent=1))
     elif args.what == "list":
-        _table(f"{len(found)} runs", ["run", "status", "created", "last step", "recorded", "readings", "loss"],
+        table(f"{len(found)} runs", ["run", "status", "created", "last step", "recorded", "readings", "loss"],
                [[r["folder"], r["status"], str(r["created"]), str(r["last_step"]), str(r["recorded_steps"]),
                  str(r["readings"]), str(r["last"].get("loss", ""))] for r in found])  # fmt: skip
     else:
@@ -271,18 +270,27 @@ def show_runs(args: argparse.Namespace) -> int:
         coverage = run["coverage"] or {}
         facts = [("status", run["status"]), ("created", str(run["created"])), ("last step", str(run["last_step"])),
                  ("readings", str(run["readings"])), ("last loss", str(run["last"].get("loss", ""))),
-                 ("norms", f"{coverage.get('fired', 0)} of {coverage.get('norms', 0)} fired"),
+                 ("norms", f"{coverage.get('norms', 0)}, not watched" if coverage.get("fired", 0) is None
+                  else f"{coverage.get('fired', 0)} of {coverage.get('norms', 0)} fired"),
                  ("overhead", "" if run["overhead"] is None else f"{run['overhead']:.1%}"),
                  *((f"event at step {e['step']}", f"{e['event']} {e.get('site') or ''}") for e in run["events"])]  # fmt: skip
-        _table(run["folder"], ["", ""], [list(f) for f in facts])
-        _table("quantities", ["name", "sites"], [[name, str(n)] for name, n in run["probes"].items()])
+        table(run["folder"], ["", ""], [list(f) for f in facts])
+        table("quantities", ["name", "sites"], [[name, str(n)] for name, n in run["probes"].items()])
     return 0
 
 
 def run_numerics(args: argparse.Namespace) -> int:
-    from . import numerics
+    from .. import numerics
 
     lines = numerics.table()
+    if args.json:
+        finite = [{n: e if math.isfinite(e) else None for n, e in line.errors.items()} for line in lines]
+        print(
+            json.dumps(
+                [{"case": line.case, "norm": line.norm, "errors": e} for line, e in zip(lines, finite, strict=True)]
+            )
+        )
+        return 0
     if args.write is None:
         print(numerics.markdown(lines))
         return 0
@@ -298,19 +306,6 @@ def run_numerics(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(title=title, title_justify="left", show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 VERBS: dict[str, Any] = {
     "list": show_list,
     "doctor": show_doctor,
@@ -319,12 +314,21 @@ VERBS: dict[str, Any] = {
     "diagnose": show_diagnosis,
     "runs": show_runs,
     "numerics": run_numerics,
+    **lab.VERBS,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    return VERBS[args.verb](args)
+    try:
+        return VERBS[args.verb](args)
+    except KeyboardInterrupt:
+        return 130
+    except (
+        BrokenPipeError
+    ):  # the reader, such as head, has seen enough; nothing more may be written, at the exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""What the lab costs: a trial outside its steps, two trials side by side, and its loop against a hand-written one.
+
+    python benchmarks/lab_speed.py [--json FILE]
+
+Both sides of every comparison run in this one program, in turns. Ratios are what counts; times are of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab import build, lab, machine
+from normlab.lab.train import model_config, task_of
+
+STEPS = 60
+ROUNDS = 6
+
+
+def trials(threads: int, count: int, folder: Path, workers: int) -> list[dict[str, Any]]:
+    """Results of a sweep, without each worker's first trial: that one loads libraries and data."""
+    base = lab.Experiment(steps=STEPS, threads=threads)
+    sweep = lab.Sweep(base=base, axes={"norm": ["layer"], "seed": list(range(count))})
+    ended: list[dict[str, Any]] = []
+
+    def notify(kind: str, trial: lab.Trial, detail: dict[str, Any]) -> None:
+        if kind == "ended":
+            ended.append(detail["result"])
+
+    lab.run(lab.plan(sweep, folder, workers, estimate=False), lab.Pool(workers), notify)
+    assert all(r["outcome"] != "failed" for r in ended), ended
+    return ended[workers:]
+
+
+def side_by_side(folder: Path) -> dict[str, float]:
+    """Trials per second: two processes of one thread against one process of two threads, in turns."""
+    parallel, alone, overheads = [], [], []
+    for turn in range(3):
+        two = trials(1, 8, folder / f"two{turn}", workers=2)
+        one = trials(2, 4, folder / f"one{turn}", workers=1)
+        parallel.append(2 / statistics.fmean(r["seconds"] for r in two))
+        alone.append(1 / statistics.fmean(r["seconds"] for r in one))
+        overheads += [r["overhead_seconds"] for r in two]
+    return {
+        "two trials side by side over one after the other with two threads": statistics.median(p / a for p, a in zip(parallel, alone, strict=True)),
+        "seconds of a trial outside steps and evaluations, median": statistics.median(overheads),
+        "the same, largest": max(overheads),
+    }  # fmt: skip
+
+
+def plain_loop(experiment: lab.Experiment) -> float:
+    """Seconds of the steps of a loop as people write it: the same model with nn.LayerNorm, same data, same schedule."""
+    task = task_of(experiment)
+    config, _ = model_config(experiment, task)
+    settings = {**vars(config), "norm": nn.LayerNorm, "fused": False}
+    torch.manual_seed(experiment.seed)
+    model = build(**settings)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=experiment.lr, betas=experiment.betas, weight_decay=experiment.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: experiment.learning_rate(s + 1) / experiment.lr)
+    losses = []
+    start = time.perf_counter()
+    for step in range(1, experiment.steps + 1):
+        batch = task.batch(experiment.seed, step, task.batch_size)
+        scores = model(**batch.arguments)
+        loss = nn.functional.cross_entropy(scores.flatten(0, -2), batch.targets.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), experiment.clip)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return time.perf_counter() - start
+
+
+def against_plain_loop(folder: Path) -> dict[str, float]:
+    ratios = {}
+    for watch in ("lite", "none"):
+        experiment = lab.Experiment(steps=STEPS, evaluations=1, held_out=64, watch=watch)
+        ours, theirs = [], []
+        threads = torch.get_num_threads()
+        for turn in range(ROUNDS):
+            ours.append(lab.train(experiment, folder / f"{watch}{turn}")["training_seconds"])
+            torch.set_num_threads(1)
+            theirs.append(plain_loop(experiment))
+            torch.set_num_threads(threads)
+        ratios[f"hand-written loop with nn.LayerNorm over ours, watch {watch}"] = statistics.median(
+            t / o for t, o in zip(theirs[1:], ours[1:], strict=True)
+        )
+    return ratios
+
+
+def matmul_share(folder: Path) -> dict[str, float]:
+    from normlab.lab.sweep import measure
+
+    (trial,) = lab.Sweep(base=lab.Experiment(steps=STEPS, evaluations=1), axes={"norm": ["layer"]}).trials()
+    work = measure(trial)
+    result = lab.train(trial.experiment, folder / "share", work=work)
+    return {"share of this machine's matrix-product rate": result["matmul_share"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    args = parser.parse_args()
+    facts = machine.facts()
+    print(f"{facts['cpu']}, {facts['isa']}, torch {facts['torch']}; text task, default model, {STEPS} steps per trial")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        figures = {**against_plain_loop(folder / "plain"), **side_by_side(folder), **matmul_share(folder)}
+    for what, value in figures.items():
+        print(f"{value:8.3f}  {what}")
+    if args.json:
+        args.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Experiments: one configuration to one run directory, and many of them to an answer.
+
+experiment    what one trial is, as data          tasks      what it learns
+train         one experiment -> one run           checkpoint its state on disk
+sweep         grid x seeds -> trials, plan        pool, cluster   who runs them
+"""
+
+from __future__ import annotations
+
+from .experiment import Experiment
+from .folders import FolderInUse
+from .pool import Pool, StorageFailed
+from .sweep import Plan, Sweep, Trial, checked, plan, run
+from .tasks import TASKS
+from .train import Stopped, train
+
+__all__ = [
+           "TASKS",
+           "Experiment",
+           "FolderInUse",
+           "Plan",
+           "Pool",
+           "Stopped",
+           "StorageFailed",
+           "Sweep",
+           "Trial",
+           "checked",
+           "plan",
+           "run",
+           "train",
+]  # fmt: skip

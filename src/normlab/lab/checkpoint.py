@@ -1,0 +1,134 @@
+"""The state of a training run in one safetensors file: weights, buffers, optimizer, random numbers, progress. No pickle.
+
+The file is replaced as a whole. One that cannot be read (cut short by a dying disk, edited, of another experiment) is refused
+with the reason, and the run starts again: slower, never wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..runs import replacing
+
+FORMAT = "normlab.checkpoint/1"
+FILE = "checkpoint.safetensors"
+WEIGHTS = "model.safetensors"
+
+
+class CheckpointUnreadable(ValueError):
+    """A checkpoint that cannot be used; the message says why."""
+
+
+def _library() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("checkpoints need safetensors: pip install 'normlab[lab]'") from error
+    return safetensors.torch
+
+
+def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights once, under their first name: the format refuses shared memory."""
+    seen: dict[tuple[int, tuple[int, ...]], str] = {}
+    return {
+        name: t.detach().clone(memory_format=torch.contiguous_format)  # parts of one tensor share memory as well
+        for name, t in tensors.items()
+        if t.numel() == 0 or seen.setdefault((t.data_ptr(), tuple(t.shape)), name) == name
+    }
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """The format itself has none, and a flipped bit in a weight would be a wrong number."""
+    value = zlib.crc32(facts.encode())
+    for name in sorted(tensors):
+        t = tensors[name]
+        value = zlib.crc32(f"{name} {t.dtype} {tuple(t.shape)}".encode(), value)
+        value = zlib.crc32(t.reshape(-1).view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """``facts`` travel as JSON in the header."""
+    text = json.dumps(facts)
+    header = {"format": FORMAT, "facts": text, "checksum": _checksum(tensors, text)}
+    data = _library().save(dict(tensors), header)
+    with replacing(path) as file:
+        file.write(data)
+
+
+def save_weights(folder: Path, model: nn.Module, facts: Mapping[str, Any]) -> Path:
+    """The model alone; ``model.load_state_dict(safetensors.torch.load_file(path), strict=False)`` (tied weights once)."""
+    path = folder / WEIGHTS
+    _write(path, _distinct(model.state_dict()), facts)
+    return path
+
+
+def save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any],
+    also: Mapping[str, Tensor] | None = None,
+) -> None:  # fmt: skip
+    """``also``: further tensors to keep."""
+    tensors = {f"model.{name}": t for name, t in _distinct(model.state_dict()).items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{name}.{key}"] = torch.as_tensor(value).detach().clone()
+    tensors["random"] = torch.get_rng_state()
+    tensors.update({f"also.{name}": t.detach().clone() for name, t in (also or {}).items()})
+    _write(folder / FILE, tensors, facts)
+
+
+def load(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, refusal: Callable[[dict[str, Any]], str | None]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Put the state back and return the facts and further tensors saved with it. Nothing is changed if the file does not fit.
+
+    ``refusal`` looks at the facts and says why they do not fit, if so.
+    """
+    path = folder / FILE
+    _library()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointUnreadable(f"{path} cannot be read: {error}") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointUnreadable(f"{path} has format {header.get('format')!r}, this version reads {FORMAT!r}")
+    if header.get("checksum") != _checksum(tensors, header.get("facts", "")):
+        raise CheckpointUnreadable(f"{path} was damaged or changed: its checksum is another")
+    facts = json.loads(header["facts"])
+    if reason := refusal(facts):
+        raise CheckpointUnreadable(f"{path} does not fit: {reason}")
+    expected = {f"model.{name}": t for name, t in _distinct(model.state_dict()).items()}
+    wrong = [n for n, t in expected.items() if n not in tensors or tensors[n].shape != t.shape]
+    if wrong or "random" not in tensors:
+        raise CheckpointUnreadable(
+            f"{path} does not fit the model: {', '.join(wrong) or 'random'} missing or of another shape"
+        )
+    state: dict[nn.Parameter, dict[str, Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        prefix = f"optimizer.{name}."
+        held = {
+            n.removeprefix(prefix): t
+            for n, t in tensors.items()
+            if n.startswith(prefix) and "." not in n[len(prefix) :]
+        }
+        if held:
+            state[parameter] = held
+    model.load_state_dict(
+        {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}, strict=False
+    )
+    optimizer.state.clear()
+    for parameter, held in state.items():
+        optimizer.state[parameter] = dict(held)
+    torch.set_rng_state(tensors["random"])
+    return facts, {n.removeprefix("also."): t for n, t in tensors.items() if n.startswith("also.")}

@@ -1,0 +1,265 @@
+"""Trials side by side on this machine: persistent worker processes that speak JSON lines over their pipes.
+
+A worker is an ordinary child process that calls :func:`serve`, so no trial depends on how the caller's script was
+started, and nothing is pickled. It imports torch once and trains one trial after another. One that dies (kill -9, out of memory)
+costs what its trial had done since its last checkpoint; the trial is given to a new worker, twice at most. SIGTERM asks a worker to save
+and stop; one whose parent is gone stops by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..runs import Writer
+from .experiment import Experiment
+from .sweep import TRIALS, Trial
+
+RETRIES = 2
+FALSE_STARTS = 3  # workers in a row that end before they take a trial
+SAY_EVERY = 0.25  # seconds between a worker's messages about its step
+PATIENCE = 20.0  # seconds a worker has for saving after it was asked to stop
+
+# The working folder comes last: a random.py in it must not pass for Python's own.
+START = "import sys; sys.path[:] = [p for p in sys.path if p] + ['']; from normlab.lab.pool import serve; serve()"
+
+Notify = Callable[[str, Trial, dict[str, Any]], None]
+
+
+class StorageFailed(RuntimeError):
+    """The folder cannot be written (disk full, read-only): going on would fail every trial, so the sweep stops."""
+
+
+class WorkerFailed(RuntimeError):
+    """Workers do not start: what ails them is no fault of a trial."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    trial: Trial | None = None
+    ready: bool = False  # it has started and takes orders
+    text: bytes = b""  # the part of a line that has come so far
+
+    def send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Whole messages that have arrived; None: the worker is gone."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 65536)
+        if not data:
+            return None
+        *lines, self.text = (self.text + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+@dataclass(eq=False)
+class Pool:
+    """``workers`` processes with the trial's number of threads each."""
+
+    workers: int
+    checkpoint_seconds: float = 30.0
+    work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # {cell: flops_per_step, matmul_rate}
+    false_starts: int = field(default=0, init=False)
+
+    def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
+        """Until every trial has ended or a storage error or an exception of ``notify`` (Ctrl-C among them) ends the sweep."""
+        waiting, deaths = deque(trials), dict.fromkeys((t.name for t in trials), 0)
+        staff: list[_Worker] = []
+        with selectors.DefaultSelector() as selector:
+            try:
+                while waiting or any(w.trial for w in staff):
+                    idle = [w for w in staff if w.trial is None]
+                    while waiting and (idle or len(staff) < self.workers):
+                        worker = idle.pop() if idle else self._hire(staff, selector, waiting[0])
+                        worker.trial = waiting.popleft()
+                        notify("started", worker.trial, {})
+                        with contextlib.suppress(BrokenPipeError):  # dead already: its end of file is read below
+                            worker.send(self._order(worker.trial, folder))
+                    events = selector.select(timeout=1.0)
+                    heard = {key.data: key.data.read() for key, _ in events}
+                    for worker in staff:
+                        # Processes that the user's loader forked may outlive a worker and hold its pipe open.
+                        if worker not in heard and worker.process.poll() is not None:
+                            heard[worker] = None
+                    for worker, messages in heard.items():
+                        for message in messages or ():
+                            self._hear(worker, message, notify)
+                        if messages is None:
+                            selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+                            staff.remove(worker)
+                            self._mourn(worker, folder, waiting, deaths, notify)
+            except BaseException:
+                self._stop(staff)
+                raise
+            self._dismiss(staff)
+
+    def _order(self, trial: Trial, folder: Path) -> dict[str, Any]:
+        return {"experiment": trial.experiment.to_dict(), "folder": str(folder / TRIALS / trial.name),
+                "checkpoint_seconds": self.checkpoint_seconds, "work": self.work.get(trial.cell, {})}  # fmt: skip
+
+    def _hire(self, staff: list[_Worker], selector: selectors.BaseSelector, trial: Trial) -> _Worker:
+        threads = str(trial.experiment.threads)
+        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which then asks the workers to save.
+        process = subprocess.Popen(
+            [sys.executable, "-c", START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}, start_new_session=True,
+        )  # fmt: skip
+        worker = _Worker(process)
+        staff.append(worker)
+        selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        return worker
+
+    def _hear(self, worker: _Worker, message: dict[str, Any], notify: Notify) -> None:
+        if message["kind"] == "ready":
+            worker.ready, self.false_starts = True, 0
+            return
+        trial = worker.trial
+        assert trial is not None
+        if message["kind"] == "storage":
+            raise StorageFailed(message["error"])
+        if message["kind"] == "ended":
+            worker.trial = None
+        notify(message.pop("kind"), trial, message)
+
+    def _mourn(
+        self, worker: _Worker, folder: Path, waiting: deque[Trial], deaths: dict[str, int], notify: Notify
+    ) -> None:
+        """A worker is gone: its trial goes back to the head of the queue, or ends as failed."""
+        self._dismiss([worker])
+        code, trial = worker.process.returncode, worker.trial
+        if trial is None:
+            return
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        if not worker.ready:
+            self.false_starts += 1
+            if self.false_starts >= FALSE_STARTS:
+                raise WorkerFailed(
+                    f"{self.false_starts} workers in a row ended before they took a trial, the last with {how}"
+                )
+            waiting.appendleft(trial)
+            notify("lost", trial, {"reason": f"its worker ended with {how} before it began; another takes it"})
+            return
+        deaths[trial.name] += 1
+        if deaths[trial.name] <= RETRIES:
+            notify("lost", trial, {"reason": f"its worker ended with {how}; it goes on from its last checkpoint"})
+            waiting.appendleft(trial)
+            return
+        from .train import failed
+
+        result = failed(f"its worker process ended {deaths[trial.name]} times, last with {how}"
+                        + ("; out of memory is the usual cause" if code == -signal.SIGKILL else ""))  # fmt: skip
+        info = {"experiment": trial.experiment.to_dict(), "seed": trial.experiment.seed}
+        Writer(folder / TRIALS / trial.name, info, again=True).close("failed", result=result)
+        notify("ended", trial, {"result": result})
+
+    def _stop(self, staff: list[_Worker]) -> None:
+        """Ask all to save; who has not gone in time, or when the user presses Ctrl-C again, is ended."""
+        for worker in staff:
+            worker.process.terminate()
+            self._hang_up(worker)
+        until = time.monotonic() + PATIENCE
+        try:
+            for worker in staff:
+                worker.process.wait(timeout=max(0.0, until - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            for worker in staff:
+                worker.process.kill()
+        self._dismiss(staff)
+
+    @staticmethod
+    def _dismiss(staff: list[_Worker]) -> None:
+        """An end of file tells an idle worker to go."""
+        for worker in staff:
+            Pool._hang_up(worker)
+        for worker in staff:
+            worker.process.wait()
+            assert worker.process.stdout is not None
+            worker.process.stdout.close()
+
+    @staticmethod
+    def _hang_up(worker: _Worker) -> None:
+        assert worker.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            worker.process.stdin.close()
+
+
+# ---- the worker's side -----------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Take orders from standard input until it ends."""
+    orders, out = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    # What a model or a loader prints must not mix with the messages, and what it reads must not be the orders.
+    os.dup2(2, 1)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    parent = os.getppid()
+    asked_to_stop = False
+
+    def ask(*_: Any) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+
+    signal.signal(signal.SIGTERM, ask)
+    from .train import Stopped
+
+    def say(kind: str, **detail: Any) -> None:
+        try:
+            out.write(json.dumps({"kind": kind, **detail}) + "\n")
+        except BrokenPipeError:  # the parent is gone
+            raise Stopped from None
+
+    with contextlib.suppress(Stopped):
+        _obey(orders, say, lambda: asked_to_stop or os.getppid() != parent)
+
+
+def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], bool]) -> None:
+    from .train import Stopped, attempt
+
+    _warm_up()
+    say("ready")
+    while not told_to_stop() and (line := orders.readline()):
+        order = json.loads(line)
+        last = time.monotonic()
+
+        def on_step(step: int, loss: float) -> None:
+            nonlocal last
+            if told_to_stop():
+                raise Stopped
+            if time.monotonic() - last >= SAY_EVERY:
+                last = time.monotonic()
+                say("step", step=step, loss=loss)
+
+        try:
+            # A worker of an earlier, killed sweep may still be at its last step in this folder.
+            result = attempt(Experiment.from_dict(order["experiment"]), Path(order["folder"]), on_step=on_step, wait=60.0,
+                             checkpoint_seconds=order["checkpoint_seconds"], work=order["work"])  # fmt: skip
+        except OSError as error:
+            say("storage", error=f"{order['folder']} cannot be written: {error}")
+            return
+        say("ended", result=result)
+
+
+def _warm_up() -> None:
+    """One step of next to nothing: what torch loads at its first step is not to count as the first trial's time and memory."""
+    import torch
+
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    torch.nn.functional.cross_entropy(layer(torch.ones(2, 2)), torch.zeros(2, dtype=torch.long)).backward()
+    optimizer.step()

@@ -1,0 +1,337 @@
+"""A comparison: every norm, placement and whatever else is varied, at every learning rate, with every seed.
+
+The grid is complete and balanced, and all cells share seeds and data order, so that differences are paired. A trial's folder is
+its only record: what is finished is what the folders say, and resuming is planning again and leaving those out.
+
+    sweep.json               what is compared (schema normlab.sweep/1)
+    trials/<name>/           one run each
+    summary.json, *.csv      the answer, see normlab.answer
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import __version__
+from ..answer import cell_name, plain
+from ..errors import RunUnreadable, unknown
+from ..runs import INFO, Run
+from .experiment import Experiment
+from .folders import LOCK, sole_writer
+
+SCHEMA = "normlab.sweep/1"
+FILE, TRIALS = "sweep.json", "trials"
+INNER_AXES = ("lr", "seed")  # the rest names the cells
+START_SECONDS = 3.0  # until a worker has loaded torch
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    name: str
+    cell: str
+    axes: Mapping[str, Any]
+    experiment: Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """``axes``: {field of the experiment, or setting of its model: values}. lr and seed are axes too.
+
+    >>> sweep = Sweep(base=Experiment(steps=5), axes={"norm": ["layer", "rms"], "lr": [1e-3, 1e-2], "seed": [0, 1, 2]})
+    >>> len(sweep.trials()), sweep.trials()[0].name
+    (12, 'layer-lr0.001-seed0')
+    """
+
+    base: Experiment = field(default_factory=Experiment)
+    axes: Mapping[str, Sequence[Any]]
+    baseline: Mapping[str, Any] | None = None  # the cell others are compared with; None: the first
+    refused: Sequence[Mapping[str, Any]] = ()  # cells that cannot be built, with the reason
+
+    def __post_init__(self) -> None:
+        for name, values in self.axes.items():
+            if isinstance(values, (str, bytes)) or not values:
+                raise ValueError(f"axis {name!r} needs a list of at least one value, got {values!r}")
+            if len({json.dumps(v) for v in values}) != len(values):
+                raise ValueError(f"axis {name!r} names a value twice: {list(values)!r}")
+            if name == "task" and len(values) > 1:
+                raise ValueError(
+                    "losses of several tasks have several units and cannot be ranked; run one sweep per task"
+                )
+            for value in values:
+                self.base.changed(**{name: value})
+        names = [trial.name for trial in self.trials()]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(
+                f"two trials would share the folder {twice!r}: values of an axis must differ in letters or digits"
+            )
+        if self.baseline is not None and self.baseline not in self.cells():
+            known = "; ".join(cell_name(cell) for cell in self.cells())
+            raise ValueError(f"the baseline {dict(self.baseline)} is none of the cells: {known}")
+
+    @property
+    def outer(self) -> list[str]:
+        return [name for name in self.axes if name not in INNER_AXES]
+
+    def cells(self) -> list[dict[str, Any]]:
+        values = itertools.product(*(self.axes[name] for name in self.outer))
+        return [dict(zip(self.outer, chosen, strict=True)) for chosen in values]
+
+    def trials(self) -> list[Trial]:
+        """Seeds outermost: a sweep cut short leaves whole grids behind."""
+        inner = {name: self.axes.get(name, [getattr(self.base, name)]) for name in INNER_AXES}
+        shut = [dict(r["axes"]) for r in self.refused]
+        found = []
+        for seed, axes, lr in itertools.product(inner["seed"], self.cells(), inner["lr"]):
+            if axes in shut:
+                continue
+            words = [
+                v if k in ("norm", "placement") else f"{k}{v}" for k, v in ((k, plain(v)) for k, v in axes.items())
+            ]
+            name = "-".join([*words, f"lr{plain(lr)}", f"seed{seed}"])
+            experiment = self.base.changed(**axes, lr=lr, seed=seed)
+            found.append(Trial(name, cell_name(axes), axes, experiment))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        axes = {name: list(values) for name, values in self.axes.items()}
+        found = {"schema": SCHEMA, "base": self.base.to_dict(), "axes": axes,
+                 "baseline": dict(self.baseline or self.cells()[0]),
+                 "refused": [{**r, "cell": cell_name(r["axes"])} for r in self.refused]}  # fmt: skip
+        return json.loads(json.dumps(found))  # as it will be read again: a pair is a list
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Sweep:
+        path = Path(folder) / FILE
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunUnreadable(f"{folder} holds no sweep: there is no {FILE} in it") from None
+        except ValueError as error:
+            raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+            raise RunUnreadable(f"{path} has another schema than {SCHEMA!r}; a newer normlab may have written it")
+        try:
+            return cls(base=Experiment.from_dict(found["base"]), axes=found["axes"], baseline=found["baseline"],
+                       refused=found["refused"])  # fmt: skip
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise RunUnreadable(f"{path} does not describe a sweep: {type(error).__name__}: {error}") from error
+
+
+def checked(sweep: Sweep) -> Sweep:
+    """With the cells that cannot be built marked as refused; raises if none can."""
+    from ..norms import NORMS
+    from ..placements import PLACEMENTS
+    from .train import model_config, task_of
+
+    task = task_of(sweep.base)
+    refused = []
+    if sweep.base.make_model is None:
+        # A name that does not exist is a mistake, and not a combination that cannot be built.
+        for axis, known in (("norm", NORMS), ("placement", PLACEMENTS)):
+            for name in sweep.axes.get(axis, [getattr(sweep.base, axis)]):
+                if name not in known:
+                    raise ValueError(unknown(axis, name, known))
+        for axes in sweep.cells():
+            try:
+                model_config(sweep.base.changed(**axes), task)
+            except ValueError as error:
+                refused.append({"axes": axes, "reason": str(error)})
+    if len(refused) == len(sweep.cells()):
+        raise ValueError(f"no cell of this sweep can be built: {refused[0]['reason']}")
+    baseline = dict(sweep.baseline or sweep.cells()[0])
+    if baseline in [r["axes"] for r in refused]:
+        baseline = next(c for c in sweep.cells() if c not in [r["axes"] for r in refused])
+    return Sweep(base=sweep.base, axes=sweep.axes, baseline=baseline, refused=refused)
+
+
+def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, dict[str, Any]], list[Trial]]:
+    """(results of the trials that ended with one, the trials still to run). A run that cannot be read is run again."""
+    results, missing = {}, []
+    for trial in trials:
+        try:
+            info = Run(folder / TRIALS / trial.name).info
+        except RunUnreadable:
+            missing.append(trial)
+            continue
+        if info.get("status") == "finished" and info.get("result") is not None:
+            results[trial.name] = info["result"]
+        else:
+            missing.append(trial)
+    return results, missing
+
+
+class Engine(Protocol):
+    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, ended, lost."""
+
+    workers: int
+
+    def run(
+        self, folder: Path, trials: Sequence[Trial], notify: Callable[[str, Trial, dict[str, Any]], None]
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will do, before it does it."""
+
+    sweep: Sweep
+    folder: Path
+    done: Mapping[str, dict[str, Any]]
+    missing: Sequence[Trial]
+    workers: int
+    seconds: float | None = None  # estimate for what is missing
+    work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # of the cells, see measure
+
+    def __str__(self) -> str:
+        cells = len(self.sweep.cells()) - len(self.sweep.refused)
+        inner = " x ".join(f"{len(self.sweep.axes.get(n, [0]))} {w}" for n, w in (("lr", "rates"), ("seed", "seeds")))
+        lines = [f"{cells} cells x {inner} = {len(self.done) + len(self.missing)} trials of {self.sweep.base.steps} steps, "
+                 f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
+        if self.done:
+            lines.append(f"{len(self.done)} are finished and stay as they are")
+        lines += [f"refused: {cell_name(r['axes'])}: {r['reason']}" for r in self.sweep.refused]
+        if self.seconds is not None and self.missing:
+            lines.append(f"estimated time: {duration(self.seconds)}")
+        return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def measure(trials: Sequence[Trial], seconds: float = 3.0) -> dict[str, dict[str, float]]:
+    """{cell: {seconds, evaluation_seconds, flops_per_step, matmul_rate}}: time and arithmetic of a step, time of an evaluation, and
+    what the machine's matrix product reaches. For as many cells as can be tried in that time, the first always.
+    """
+    import torch
+
+    from ..machine import matmul_rate
+
+    threads = torch.get_num_threads()
+    state = torch.get_rng_state()
+    until = time.perf_counter() + seconds
+    found: dict[str, dict[str, float]] = {}
+    try:
+        for trial in trials:
+            if trial.cell not in found and (not found or time.perf_counter() < until):
+                torch.set_num_threads(trial.experiment.threads)
+                found[trial.cell] = _try(trial.experiment)
+        rate = matmul_rate(trials[0].experiment.threads)
+        return {cell: {**figures, "matmul_rate": rate} for cell, figures in found.items()}
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+
+
+def _try(experiment: Experiment) -> dict[str, float]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from .train import make_model, make_optimizer, shares, task_of
+
+    task = task_of(experiment)
+    model, _ = make_model(experiment, task)
+    optimizer = make_optimizer(experiment, model)
+    size = experiment.batch_size or task.batch_size
+    batch = next(shares(task, experiment, 1, size, 0, 1))[0]
+    with FlopCounterMode(display=False) as counter:
+        task.loss(model, batch).backward()
+    optimizer.step()  # the first makes its state
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        task.loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - start)
+    step = statistics.median(times) * experiment.accumulate
+    # A forward pass is about a third of a step.
+    examples = min(experiment.held_out or task.num_held_out, task.num_held_out)
+    return {"seconds": step, "evaluation_seconds": step * examples / size / 3,
+            "flops_per_step": float(counter.get_total_flops()) * experiment.accumulate}  # fmt: skip
+
+
+def _estimate(trials: Sequence[Trial], work: Mapping[str, Mapping[str, float]], workers: int) -> float:
+    """Seconds for these trials side by side; cells that were not measured are taken for the mean of those that were."""
+    known = list(work.values())
+    usual = {name: statistics.fmean(figures[name] for figures in known) for name in known[0]}
+    total = 0.0
+    for trial in trials:
+        figures, e = work.get(trial.cell, usual), trial.experiment
+        total += e.steps * figures["seconds"] + min(e.evaluations, e.steps) * figures["evaluation_seconds"]
+    # Watching, saving and side by side running cost about a fifth; then there is the start of the workers.
+    return START_SECONDS + 1.2 * total / max(1, min(workers, len(trials)))
+
+
+def check_folder(sweep: Sweep, folder: Path) -> None:
+    """Raises if the folder holds another sweep or anything else; changes nothing."""
+    if (folder / FILE).exists():
+        if Sweep.read(folder).to_dict() != sweep.to_dict():
+            raise ValueError(
+                f"{folder} holds another sweep; resume it as it is (--resume {folder}) or choose another folder"
+            )
+    elif folder.is_dir() and any(p.name not in (LOCK, FILE + ".partial") for p in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no sweep; choose another folder")
+
+
+def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = True, write: bool = True) -> Plan:
+    """Write sweep.json, or check that the folder holds this very sweep, and see what is left to do.
+
+    ``estimate`` trains a few steps here. A model of the user's is not tried: what it does to its process is to happen to a worker's.
+    ``write=False`` leaves the disk as it is.
+    """
+    folder = Path(folder)
+    check_folder(sweep, folder)
+    if write and not (folder / FILE).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {
+            **sweep.to_dict(),
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "normlab": __version__,
+        }
+        partial = folder / (FILE + ".partial")
+        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, folder / FILE)
+    done, missing = finished(folder, sweep.trials())
+    work: dict[str, dict[str, float]] = {}
+    seconds = None
+    if estimate and missing and sweep.base.make_model is None:
+        try:
+            work = measure(missing)
+        except Exception:
+            work = {}  # the trial itself will say what is wrong with it
+        else:
+            seconds = _estimate(missing, work, workers)
+    return Plan(sweep, folder, done, missing, workers, seconds, work)
+
+
+def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:
+    """Run what is missing. Only one process may do so in a folder at a time."""
+    with sole_writer(plan.folder):
+        # Between planning and here another sweep may have finished some of it.
+        _, missing = finished(plan.folder, plan.missing)
+        for trial in missing:
+            _put_aside_unreadable(plan.folder / TRIALS / trial.name / INFO)
+        if missing:
+            engine.run(plan.folder, missing, notify)
+
+
+def _put_aside_unreadable(path: Path) -> None:
+    """A run.json that cannot be read would stop its trial from being run again; it is kept under another name."""
+    if path.exists():
+        try:
+            Run(path.parent)
+        except RunUnreadable:
+            os.replace(path, path.with_name(path.name + ".unreadable"))

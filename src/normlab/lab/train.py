@@ -1,0 +1,518 @@
+"""One experiment, one run directory: train, evaluate, watch, save, go on after a kill; the same bits every time.
+
+The ends are told apart. *trained*, *untrained*, *collapsed* and *diverged* are results. Collapsed is finite but no better than a
+predictor that never sees its input; untrained is the same while the loss still falls; diverged is a loss that is no number, with its
+step and the first block that showed it. *failed* means the program broke; its traceback is kept in the run. Data order depends on the seed and the step alone, so that all
+cells of a sweep see the same batches and a resumed run goes on with the right one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import __version__, machine
+from ..errors import RunUnreadable
+from ..intervals import mean_interval
+from ..norms import NORMS
+from ..probes import watch
+from ..runs import INFO, READINGS, Run, Writer
+from ..transformer import CAUSAL_FORMS, TransformerConfig, build
+from . import checkpoint, tasks
+from .experiment import Experiment
+from .folders import sole_writer, storage_failed
+
+CHECKPOINT_SECONDS = 30.0
+_prepare_16_bit_once = functools.cache(machine.prepare_16_bit)  # it starts a process that imports torch
+STILL_FALLING = (
+    0.01  # relative fall of the held-out loss over the second half of a run that sets untrained apart from collapsed
+)
+RECORDED = 20  # steps of a run that the watch records: a diagnosis needs a dozen
+EVALUATION_BATCH = 64  # examples; the mean over them does not depend on it
+
+
+class Stopped(Exception):
+    """Raised by ``on_step`` to end a run between two steps; it is saved and can be resumed."""
+
+
+def named(path: str) -> Any:
+    """The object behind MODULE:NAME, modules of the working folder included."""
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"expected MODULE:NAME, such as my.module:make_model, got {path!r}")
+    sys.path.insert(0, "")  # as python -m finds them
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot load {path}: {error}") from error
+    finally:
+        sys.path.remove("")
+
+
+def task_of(experiment: Experiment) -> tasks.Task:
+    if experiment.task == "own":
+        assert experiment.make_data is not None
+        loss = None if experiment.make_loss is None else named(experiment.make_loss)
+        return tasks.OwnTask(make_data=named(experiment.make_data), make_loss=loss)
+    return tasks.find_task(experiment.task, files=experiment.files, options=experiment.options)
+
+
+def model_config(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[TransformerConfig, list[str]]:
+    """The model's settings, and in words what was chosen for the user. Combinations that cannot work raise ValueError."""
+    settings = {**task.settings, **experiment.model, "norm": experiment.norm, "placement": experiment.placement}
+    choices = []
+    forms = CAUSAL_FORMS.get(experiment.norm, {})
+    if settings["architecture"] in ("decoder", "encoder-decoder") and forms and "causal_statistics" not in settings:
+        settings["causal_statistics"] = next(iter(forms))
+        choices.append(
+            f"causal_statistics={settings['causal_statistics']!r}: {experiment.norm} norm would otherwise let a causal model read ahead"
+        )
+    layer = NORMS[experiment.norm].layer if experiment.norm in NORMS else None
+    if processes > 1 and layer is not None and "sync" in inspect.signature(layer).parameters:
+        settings["norm_options"] = {"sync": True, **settings.get("norm_options", {})}
+        choices.append(f"sync=True: {experiment.norm} norm takes its statistics over all {processes} processes")
+    return TransformerConfig.from_dict(settings), choices
+
+
+def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[nn.Module, list[str]]:
+    """A fresh model with the experiment's seed; the user's factory gets the arguments it has names for."""
+    if experiment.make_model is None:
+        config, choices = model_config(experiment, task, processes)
+        torch.manual_seed(experiment.seed)
+        return build(config), choices
+    make = named(experiment.make_model)
+    accepted = inspect.signature(make).parameters
+    any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    offered = {"norm": experiment.norm, "placement": experiment.placement, **experiment.model}
+    given = {name: value for name, value in offered.items() if any_name or name in accepted}
+    lacking = [name for name in experiment.model if name not in given]
+    if lacking:
+        raise ValueError(
+            f"{experiment.make_model} has no argument {', '.join(lacking)}; it takes {', '.join(accepted)}"
+        )
+    torch.manual_seed(experiment.seed)
+    model = make(**given)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{experiment.make_model} must return a torch.nn.Module, got {type(model).__name__}")
+    return model, [f"{name} is not an argument of {experiment.make_model}: the model is as it makes it"
+                   for name in ("norm", "placement") if name not in given]  # fmt: skip
+
+
+def make_optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": experiment.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=experiment.lr, betas=experiment.betas, fused=True)
+
+
+def shares(
+    task: tasks.Task, experiment: Experiment, step: int, size: int, rank: int, processes: int
+) -> Iterator[tuple[Any, float, int]]:
+    """This process's micro-batches of a step: (batch, weight of its mean loss, tokens).
+
+    Weights make the sum of the micro-batches' mean losses the mean over the whole step's targets, however padding fell.
+    """
+    parts = experiment.accumulate
+    if isinstance(task, tasks.OwnTask):  # a batch of the user's cannot be cut: each is one micro-batch
+        for part in range(parts):
+            index = ((step - 1) * parts + part) * processes + rank + 1
+            yield task.batch(experiment.seed, index, size), 1 / parts, 0
+        return
+    whole = task.batch(experiment.seed, step, size)
+    if parts * processes == 1:
+        yield whole, 1.0, _tokens(whole)
+        return
+    total = int((whole.targets != tasks.UNASKED).sum())
+    pieces = _cut(whole, parts * processes)
+    for piece in pieces[rank::processes]:
+        count = int((piece.targets != tasks.UNASKED).sum())
+        yield piece, processes * count / total, _tokens(piece)
+
+
+def _cut(batch: tasks.Batch, parts: int) -> list[tasks.Batch]:
+    columns = [(name, tensor.chunk(parts)) for name, tensor in batch.arguments.items()]
+    return [tasks.Batch({n: c[i] for n, c in columns}, t) for i, t in enumerate(batch.targets.chunk(parts))]
+
+
+def _tokens(batch: tasks.Batch) -> int:
+    """Real tokens that enter the model; of images, the images."""
+    ids = [t for t in batch.arguments.values() if not t.is_floating_point() and t.dtype != torch.bool]
+    padding = sum(int((~t).sum()) for t in batch.arguments.values() if t.dtype == torch.bool)
+    return sum(t.numel() for t in ids) - padding if ids else len(batch.targets)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, task: tasks.Task, experiment: Experiment) -> dict[str, float | None]:
+    """Held-out loss over all targets, half its 95 % interval over examples, and the share of targets predicted right."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):  # training goes on with the same numbers, whatever the model draws here
+            batches = task.held_out(EVALUATION_BATCH, experiment.held_out or None)
+            scores = [task.score(model, batch) for batch in batches]
+    finally:
+        model.train(training)
+    losses = torch.cat([s.losses for s in scores]).double()
+    counts = torch.cat([s.counts for s in scores]).double()
+    total = float(counts.sum())
+    mean = float((losses * counts).sum() / total)
+    # Examples differ in length: the interval is that of a ratio of means.
+    residuals = ((losses - mean) * counts / (total / len(losses))).tolist()
+    _, low, high = mean_interval(residuals) if math.isfinite(mean) else (0.0, None, None)
+    right = [s.correct for s in scores if s.correct is not None]
+    correct = float(torch.cat(right).sum()) / total if right else None
+    return {"loss": mean, "half_width": None if low is None or high is None else (high - low) / 2, "accuracy": correct}
+
+
+def train(
+    experiment: Experiment,
+    folder: str | Path,
+    *,
+    on_step: Callable[[int, float], None] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    keep_weights: bool = False,
+    work: dict[str, float] | None = None,
+    wait: float = 0.0,
+) -> dict[str, Any]:
+    """Train to the end, from where the folder's last checkpoint left off if there is one; returns the result.
+
+    A folder whose run is finished is not trained again. ``on_step(step, loss)`` is called after every step and may raise
+    :class:`Stopped`. ``work`` holds flops_per_step and matmul_rate, for the share of the machine's rate. ``wait`` is how long to
+    wait for another process that still writes to the folder. Under torchrun every process calls this alike.
+    """
+    folder = Path(folder)
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    with contextlib.ExitStack() as held:
+        if rank == 0:
+            held.enter_context(sole_writer(folder, wait=wait))
+        if (folder / INFO).exists():
+            run = Run(folder)
+            before = Experiment.from_dict(run.info["experiment"]) if "experiment" in run.info else None
+            if before is None:
+                raise ValueError(f"{folder} holds a run that no experiment made; choose another folder")
+            if changed := before.differences(experiment):
+                raise ValueError(
+                    f"{folder} holds another experiment: {', '.join(changed)} differ; choose another folder"
+                )
+            if run.info["status"] == "finished" and run.info.get("result") is not None:
+                return run.info["result"]
+        return _Training(experiment, folder, on_step, checkpoint_seconds, keep_weights, work or {}).run()
+
+
+def attempt(experiment: Experiment, folder: Path, **how: Any) -> dict[str, Any]:
+    """:func:`train`, with a program that breaks as a result of its own. A disk that cannot be written still raises."""
+    try:
+        return train(experiment, folder, **how)
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:
+        if storage_failed(error, folder):
+            raise
+        return failed(error)
+
+
+def failed(error: BaseException | str) -> dict[str, Any]:
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return {"outcome": "failed", "error": text}
+
+
+class _Training:
+    """The state of one run while it trains."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, on_step: Callable[[int, float], None] | None,
+        checkpoint_seconds: float, keep_weights: bool, work: dict[str, float],
+    ) -> None:  # fmt: skip
+        self.experiment, self.folder, self.on_step = experiment, folder, on_step
+        self.checkpoint_seconds, self.keep_weights, self.work = checkpoint_seconds, keep_weights, work
+        self.processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.rank = dist.get_rank() if self.processes > 1 else 0
+        self.step = 0
+        self.first_loss = math.nan
+        self.recent: list[float] = []  # training losses of the last tenth of the steps
+        self.curve: list[tuple[int, float]] = []
+        self.last_evaluation: dict[str, float | None] = {}
+        self.tokens = 0
+        self.stepping = self.evaluating = self.earlier = 0.0  # seconds; earlier: of the runs before a resume
+        self.gradient_norm = math.nan
+        self.probes: dict[str, Tensor] = {}  # what they remembered at the checkpoint
+
+    def run(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        threads = torch.get_num_threads()
+        writer: Writer | None = None
+        info: dict[str, Any] = {
+            "experiment": self.experiment.to_dict(), "seed": self.experiment.seed, "result": None, "traceback": None,
+            "machine": {**machine.facts(), "threads": self.experiment.threads},
+            "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        }  # fmt: skip
+        try:
+            if self.experiment.precision == "bfloat16":
+                _prepare_16_bit_once()
+            torch.set_num_threads(self.experiment.threads)
+            torch.set_flush_denormal(True)  # a collapsed Post-LN model drifts into subnormal numbers, 10 times slower
+            task = task_of(self.experiment)
+            memory = machine.PeakMemory()  # from here: the data stays in the process for later trials
+            model, choices = make_model(self.experiment, task, self.processes)
+            optimizer = make_optimizer(self.experiment, model)
+            note = self._restore(model, optimizer)
+            if self.rank == 0:
+                facts = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
+                         "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
+                writer = Writer(self.folder, {**info, **facts}, again=True, after=self.step)
+                if note:
+                    writer.event(self.step, "resumed", note=note)
+            result = self._train(task, model, optimizer, writer)
+            if writer is None:
+                return result
+            spent = self.earlier + time.perf_counter() - started
+            result.update(
+                seconds=round(spent, 3), overhead_seconds=round(max(0.0, spent - self.stepping - self.evaluating), 3),
+                peak_memory=memory.read(), parameters=writer.info["parameters"],
+            )  # fmt: skip
+            if self.keep_weights and result["outcome"] != "diverged":
+                checkpoint.save_weights(
+                    self.folder, model, {"experiment": self.experiment.to_dict(), "step": self.step}
+                )
+            writer.close("finished", result=result)
+            (self.folder / checkpoint.FILE).unlink(missing_ok=True)
+            return result
+        except (Stopped, KeyboardInterrupt):
+            if writer is not None:
+                writer.close("interrupted")
+            raise
+        except (Exception, SystemExit) as error:
+            # Not if the disk failed: what it holds is whole, and the run can be resumed.
+            if storage_failed(error, self.folder):
+                if isinstance(error, OSError) and error.filename is None:  # a write does not name its file
+                    raise OSError(error.errno, error.strerror, str(self.folder)) from error
+            elif self.rank == 0:
+                writer = writer or Writer(self.folder, info, again=True)
+                writer.close("failed", result=failed(error), traceback=traceback.format_exc())
+            raise
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_flush_denormal(False)
+
+    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
+        """From the checkpoint, if there is a usable one; says in words what happened."""
+        if not (self.folder / checkpoint.FILE).exists():
+            return None
+        try:
+            held = self._bytes_of_readings()
+
+            def refusal(facts: dict[str, Any]) -> str | None:
+                if facts["experiment"] != self.experiment.to_dict():
+                    return "it belongs to another experiment"
+                return f"{READINGS} has lost what was before it" if facts["readings"] > held else None
+
+            facts, self.probes = checkpoint.load(self.folder, model, optimizer, refusal)
+        except (checkpoint.CheckpointUnreadable, RunUnreadable) as error:
+            return f"from the start: {error}"
+        for name in (
+            "step",
+            "first_loss",
+            "recent",
+            "tokens",
+            "gradient_norm",
+            "stepping",
+            "evaluating",
+            "earlier",
+            "last_evaluation",
+        ):
+            setattr(self, name, facts[name])
+        self.curve = [tuple(point) for point in facts["curve"]]
+        return f"from step {self.step}"
+
+    def _bytes_of_readings(self) -> int:
+        """On disk; raises if a line is broken."""
+        path = self.folder / READINGS
+        if not (self.folder / INFO).exists() or not path.exists():
+            return 0
+        for _ in Run(self.folder).lines():
+            pass
+        return path.stat().st_size
+
+    def _save(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, more: dict[str, Any], probes: dict[str, Tensor]
+    ) -> None:
+        facts = {"experiment": self.experiment.to_dict(), "step": self.step, "first_loss": self.first_loss,
+                 "recent": self.recent, "curve": self.curve, "tokens": self.tokens, "gradient_norm": self.gradient_norm,
+                 "stepping": self.stepping, "evaluating": self.evaluating, "last_evaluation": self.last_evaluation,
+                 **more}  # fmt: skip
+        checkpoint.save(self.folder, model, optimizer, facts, probes)
+
+    def _train(
+        self, task: tasks.Task, model: nn.Module, optimizer: torch.optim.Optimizer, writer: Writer | None
+    ) -> dict[str, Any]:
+        experiment = self.experiment
+        size = experiment.batch_size or task.batch_size
+        if not isinstance(task, tasks.OwnTask) and size % (experiment.accumulate * self.processes):
+            raise ValueError(
+                f"a batch of {size} cannot be cut into {experiment.accumulate} micro-batches on each of {self.processes} processes"
+            )
+        started = saved = time.perf_counter()
+        runs_on: nn.Module = model if self.processes == 1 else DistributedDataParallel(model)
+        model.train()
+        watching = None
+        if experiment.watch != "none":
+            watching = watch(runs_on, optimizer=optimizer, out=writer or self.folder, preset=experiment.watch,
+                             every=max(1, experiment.steps // RECORDED),
+                             max_overhead=None, after=self.step)  # fmt: skip
+
+            watching.load_state(self.probes)
+
+        def save() -> None:
+            if writer is not None:
+                facts = {"readings": writer.sync(), "earlier": self.earlier + time.perf_counter() - started}
+                self._save(model, optimizer, facts, {} if watching is None else watching.state())
+
+        try:
+            while self.step < experiment.steps:
+                began = time.perf_counter()
+                loss = self._one_step(task, runs_on, optimizer, size)
+                self.step += 1
+                if watching is not None:
+                    watching.step(loss=loss)
+                    watching.flush()  # the loss is a number already: nothing is gained by waiting
+                elif writer is not None:
+                    writer.write(self.step, {"loss": {"model": loss}})
+                if self.step == 1:
+                    self.first_loss = loss
+                self.recent = (
+                    [*self.recent[-max(0, experiment.steps // 10 - 1) :], loss] if experiment.steps >= 20 else [loss]
+                )
+                self.stepping += time.perf_counter() - began
+                if not math.isfinite(loss):
+                    return self._diverged(f"the training loss is {loss}", writer)
+                if experiment.evaluates(self.step):
+                    self._evaluate(task, model, writer)
+                    if not math.isfinite(self.curve[-1][1]):
+                        return self._diverged(f"the held-out loss is {self.curve[-1][1]}", writer)
+                if self.step < experiment.steps and time.perf_counter() - saved >= self.checkpoint_seconds:
+                    save()
+                    saved = time.perf_counter()
+                if self.on_step is not None:
+                    self.on_step(self.step, loss)
+        except Stopped:
+            save()
+            raise
+        finally:
+            if watching is not None:
+                watching.close("finished" if self.step else "failed")
+        return self._result(task)
+
+    def _one_step(self, task: tasks.Task, model: nn.Module, optimizer: torch.optim.Optimizer, size: int) -> float:
+        experiment = self.experiment
+        step = self.step + 1
+        rate = experiment.learning_rate(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        total: Tensor | None = None
+        pieces = list(shares(task, experiment, step, size, self.rank, self.processes))
+        for number, (batch, weight, tokens) in enumerate(pieces, start=1):
+            last = number == len(pieces)
+            quiet = contextlib.nullcontext() if last or self.processes == 1 else model.no_sync()  # type: ignore[operator]
+            with quiet:
+                with torch.autocast("cpu", torch.bfloat16, enabled=experiment.precision == "bfloat16"):
+                    loss = task.loss(model, batch)
+                loss = loss if weight == 1.0 else loss * weight
+                loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+            self.tokens += tokens * self.processes
+        assert total is not None
+        if self.processes > 1:
+            dist.all_reduce(total)
+            total = total / self.processes
+        value = float(total)
+        if math.isfinite(value):
+            if experiment.clip > 0:
+                self.gradient_norm = float(nn.utils.clip_grad_norm_(model.parameters(), experiment.clip))
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return value
+
+    def _evaluate(self, task: tasks.Task, model: nn.Module, writer: Writer | None) -> None:
+        began = time.perf_counter()
+        found = self.last_evaluation = evaluate(model, task, self.experiment)
+        assert found["loss"] is not None
+        self.curve.append((self.step, found["loss"]))
+        if writer is not None:
+            named = {
+                "held_out_loss": found["loss"],
+                "held_out_half_width": found["half_width"],
+                "accuracy": found["accuracy"],
+            }
+            writer.write(self.step, {name: {"model": v} for name, v in named.items() if v is not None})
+        self.evaluating += time.perf_counter() - began
+
+    def _diverged(self, what: str, writer: Writer | None) -> dict[str, Any]:
+        cause = f"{what} at step {self.step}"
+        if writer is not None:
+            seen = [e for e in Run(self.folder).events() if e["event"] == "nonfinite" and e.get("site")]
+            if seen:
+                cause += f", first seen behind {seen[-1]['site']}"
+        if math.isfinite(self.gradient_norm):
+            cause += f"; gradient norm a step earlier {self.gradient_norm:.3g}"
+        return {**self._result(None), "outcome": "diverged", "diverged_at": self.step, "cause": cause, "loss": None,
+                "loss_half_width": None, "accuracy": None, "train_loss": None}  # fmt: skip
+
+    def _result(self, task: tasks.Task | None) -> dict[str, Any]:
+        rate = self.tokens / self.stepping if self.stepping and self.tokens else None  # of one's own data: unknown
+        flops, limit = self.work.get("flops_per_step"), self.work.get("matmul_rate")
+        share = flops * self.step / self.stepping / limit if flops and limit and self.stepping else None
+        loss = self.curve[-1][1] if self.curve else None
+        result: dict[str, Any] = {
+            "outcome": "trained", "steps": self.step, "loss": loss, "loss_half_width": self.last_evaluation.get("half_width"),
+            "accuracy": self.last_evaluation.get("accuracy"), "train_loss": statistics.fmean(self.recent) if self.recent else None,
+            "first_loss": self.first_loss if math.isfinite(self.first_loss) else None,
+            "curve": [[s, v] for s, v in self.curve if math.isfinite(v)],
+            "diverged_at": None, "cause": None, "error": None, "training_seconds": round(self.stepping, 4),
+            "evaluation_seconds": round(self.evaluating, 4), "tokens_per_second": rate, "matmul_share": share,
+        }  # fmt: skip
+        if task is not None and loss is not None:
+            limit = self.first_loss if task.blind is None else task.blind
+            if loss >= limit:
+                whom = "its first training loss" if task.blind is None else "a predictor that never sees the input"
+                middle = next(value for step, value in self.curve if 2 * step >= self.step)
+                falling = loss < (1 - STILL_FALLING) * middle
+                result["outcome"] = "untrained" if falling else "collapsed"
+                result["cause"] = f"held-out loss {loss:.4g}, no better than {limit:.4g} of {whom}" + (
+                    f", but still falling ({middle:.4g} half-way): more steps or a higher rate" if falling else ""
+                )
+        return result
+
+
+def under_torchrun() -> bool:
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(os.environ)
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[int]:
+    """Join the processes torchrun started, if it did; gives this process's rank."""
+    if not under_torchrun():
+        yield 0
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,80 @@
+"""The data of :mod:`normlab.report.views` as one page that needs no network: Plotly and everything else are in the file.
+
+Both languages are in it; the page shows one. Data is escaped wherever it enters, and a content security policy lets the
+page's two scripts run, by their hashes, and nothing else: no name in a run can become code.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+from importlib import resources
+from pathlib import Path
+
+from ..diagnosis import FEW
+from ..intervals import MOST_SEEDS
+from . import views
+from .figures import Data, figures, styles, unit
+from .words import both, known
+
+SCALE = ("#fee838", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e")  # cividis
+AT_ONCE = 8  # cells drawn before the reader picks others
+
+
+def write(folder: str | Path, out: str | Path | None = None) -> Path:
+    """The page of a sweep or a run, by default as report.html in its folder. An older one is replaced as a whole."""
+    path = Path(out) if out is not None else Path(folder) / "report.html"
+    text = render(views.view(folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def render(view: Data) -> str:
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError("a page needs jinja2 and plotly: pip install 'normlab[lab]'") from error
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
+    environment.filters |= {"number": number, "digest": digest}
+    page = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(page).render(
+        v=view, both=both, known=known, unit=unit(view), few=FEW, most_seeds=MOST_SEEDS, decimals=decimals(view),
+        figures=figures(view), styles=styles(view), scale=SCALE, square=lambda value: square(value, view["map"]),
+        at_once=AT_ONCE, plotly=get_plotlyjs(),
+    )  # fmt: skip
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def decimals(view: Data) -> int:
+    """Of losses in the tables: two digits of the narrowest interval, so that ranks can be followed."""
+    ends = [(c["low"], c["high"]) for c in view["cells"] if c.get("low") is not None and c.get("high") is not None]
+    halves = [(high - low) / 2 for low, high in ends if high > low]
+    return max(2, min(5, 1 - math.floor(math.log10(min(halves))))) if halves else 3
+
+
+def digest(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def square(mean: float | None, scale: Data) -> str:
+    """CSS of a square of the map; browsers that cannot mix take the nearest color."""
+    if mean is None:
+        return ""
+    share = (mean - scale["low"]) / (scale["high"] - scale["low"]) if scale["high"] > scale["low"] else 0.0
+    part, at = math.modf(min(1.0, share) * (len(SCALE) - 1))
+    ends = SCALE[int(at)], SCALE[min(int(at) + 1, len(SCALE) - 1)]
+    mix = f"color-mix(in srgb, {ends[1]} {100 * part:.0f}%, {ends[0]})"
+    return f"background: {ends[round(part)]}; background: {mix}; color: {'#000' if at + part < 3.5 else '#fff'}"

@@ -1,0 +1,299 @@
+"""A sweep or a run as plain data for display: numbers and names, no words, no HTML, no torch.
+
+The table, the map and the held-out curves come from summary.json alone. Training curves, depth and findings need
+readings, and a sweep may hold thousands of runs; so only runs at a cell's shown rate are opened, one seed of every cell
+before the second of any, until RUNS or BYTES are spent. Each curve says how many seeds it rests on.
+
+The shown rate is the best one. A cell without a best rate (nothing trained) is shown at its lowest, the one most likely
+to say how it broke. Non-finite numbers never leave this module: a curve ends in front of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from ..diagnosis import FEW, diagnose
+from ..errors import RunUnreadable
+from ..runs import INFO, Run, Series
+
+SUMMARY, SWEEP = "summary.json", "sweep.json"
+POINTS = 200  # of a curve
+RUNS = 240  # run folders opened for one page
+BYTES = 200_000_000  # of readings; about two seconds to parse
+CELLS = 60  # whose runs are opened, the best first
+ROWS = 200  # of the list of failures
+DEPTH = ("stream_rms", "stream_grad", "param_grad", "angle")  # by block, in the order they are shown
+WRONG = ("failed", "diverged", "collapsed", "untrained")  # outcomes other than trained, the gravest first
+
+Data = dict[str, Any]
+
+
+def view(folder: str | Path) -> Data:
+    """What there is to show in this folder: a sweep (summary.json) or a single run (run.json)."""
+    folder = Path(folder)
+    if (folder / SUMMARY).exists():
+        return _of_sweep(folder)
+    if (folder / INFO).exists():
+        return _of_run(folder)
+    if (folder / SWEEP).exists():
+        raise RunUnreadable(f"{folder} holds a sweep without {SUMMARY}: it is written when trials have ended")
+    raise RunUnreadable(f"{folder} holds nothing to report: neither {SUMMARY} (a sweep) nor {INFO} (a run) is in it")
+
+
+# ---- a sweep ---------------------------------------------------------------------------------------------------------
+
+
+def _of_sweep(folder: Path) -> Data:
+    summary = _read(folder / SUMMARY, "normlab.summary/1")
+    sweep = _read(folder / SWEEP, "normlab.sweep/1") if (folder / SWEEP).exists() else {}
+    trials: list[Data] = summary.get("trials") or []
+    cells: list[Data] = sorted(summary.get("cells") or [], key=lambda c: c.get("rank") or math.inf)
+    refused: list[Data] = summary.get("refused") or []
+    shown = {c["cell"]: c.get("best_lr") or min((r["lr"] for r in c.get("rates") or []), default=None) for c in cells}
+    at_rate: dict[str, list[Data]] = {name: [] for name in shown}
+    for trial in sorted(trials, key=lambda t: t.get("seed") or 0):
+        if trial["cell"] in shown and trial.get("lr") == shown[trial["cell"]]:
+            at_rate[trial["cell"]].append(trial)
+    baseline = summary.get("baseline")
+    opened = sorted(shown, key=lambda name: name != baseline)[:CELLS]  # the baseline, then by rank
+    read, unreadable = _open(folder, {name: at_rate[name] for name in opened})
+    failures = _failures(trials)
+    return {
+        "kind": "sweep", "title": folder.resolve().name, "task": summary.get("task"), "unit": summary.get("unit"),
+        "blind": summary.get("blind"), "target_loss": summary.get("target_loss"), "baseline": baseline,
+        "complete": bool(summary.get("complete", True)), "ended": len(trials), "planned": _planned(sweep, len(refused)),
+        "failed": sum(t.get("outcome") == "failed" for t in trials),
+        "verdict": {k: list(_dict(summary.get("verdict")).get(k) or []) for k in ("en", "zh")},
+        "cells": [_row(c, baseline, shown[c["cell"]]) for c in cells], "map": _map(cells, summary.get("blind")),
+        "curves": {
+            "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
+            "heldout": [c for n in shown if (c := _curve(n, shown[n], [_points(t.get("curve")) for t in at_rate[n]]))],
+        },
+        "depth": _depth({n: (shown[n], read.get(n, [])) for n in shown}),
+        "findings": [{"cell": n, "lr": shown[n], **read[n][0]["found"]} for n in shown if read.get(n)],
+        "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
+        "refused": refused, "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
+        "facts": {
+            **{k: summary.get(k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
+            "seeds": sorted({t["seed"] for t in trials if t.get("seed") is not None}), "trials": len(trials),
+            **_facts(summary, next((r[0]["info"] for r in read.values() if r), {}), sweep.get("base")),
+        },
+    }  # fmt: skip
+
+
+def _read(path: Path, schema: str) -> Data:
+    try:
+        # NaN and Infinity are not JSON, yet Python would read them
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
+    except ValueError as error:
+        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
+    if (came := _dict(found).get("schema")) != schema:
+        raise RunUnreadable(
+            f"{path} has schema {came!r}, this version reads {schema!r}; a newer normlab may have written it"
+        )
+    return _dict(found)
+
+
+def _planned(sweep: Mapping[str, Any], refused: int) -> int | None:
+    sizes = {name: len(values) for name, values in _dict(sweep.get("axes")).items()}
+    each = sizes.pop("lr", 1) * sizes.pop("seed", 1)
+    return (math.prod(sizes.values()) - refused) * each if sizes else None
+
+
+def _row(cell: Mapping[str, Any], baseline: str | None, shown: float | None) -> Data:
+    counts = {k: sum(r.get(k) or 0 for r in cell.get("rates") or []) for k in ("trained", *WRONG)}
+    keys = ("cell", "rank", "mean", "low", "high", "n", "best_lr", "best_at_edge", "largest_stable_lr",
+            "divergence_rate", "steps_to_target", "tokens_per_second", "peak_memory")  # fmt: skip
+    difference = _dict(cell.get("difference"))
+    difference = {k: difference.get(k) for k in ("mean", "low", "high", "n", "p", "p_holm", "decided", "seeds_needed")}
+    return {**{k: cell.get(k) for k in keys}, "difference": difference if cell.get("difference") else None,
+            "is_baseline": cell["cell"] == baseline, "shown_lr": shown, "trials": sum(counts.values()),
+            "tied": bool(cell.get("tied_with_best")) and cell.get("rank") != 1, "failed": counts["failed"],
+            "broken": counts["diverged"] + counts["collapsed"],
+            "stable_up_to_edge": bool(cell.get("stable_up_to_edge"))}  # fmt: skip
+
+
+def _map(cells: Sequence[Mapping[str, Any]], blind: float | None) -> Data:
+    """Learning rate x cell. Colors end at the blind predictor: what lies above has learned nothing, however far."""
+    rates = sorted({r["lr"] for c in cells for r in c.get("rates") or []})
+    blank = {"mean": None, "n": 0, **dict.fromkeys(("trained", *WRONG), 0)}
+    rows = []
+    for cell in cells:
+        at = {r["lr"]: {k: v for k, v in r.items() if v is not None} for r in cell.get("rates") or []}
+        squares = [{**blank, **at[lr], "best": lr == cell.get("best_lr")} if lr in at else None for lr in rates]
+        rows.append({"cell": cell["cell"], "squares": squares})
+    means = [s["mean"] for row in rows for s in row["squares"] if s and s["mean"] is not None]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    cut = blind is not None and low < blind < high
+    return {"rates": rates, "rows": rows, "low": low if means else None, "high": blind if cut else high, "cut": cut}
+
+
+def _failures(trials: Iterable[Mapping[str, Any]]) -> list[Data]:
+    """Trials that did not train; seeds of one cell and rate whose causes differ in numbers alone share a row."""
+    groups: dict[tuple[Any, ...], Data] = {}
+    for t in trials:
+        if t.get("outcome") in WRONG:
+            cause = t.get("error") or t.get("cause")
+            kind = re.sub(r"\d[\d.e+-]*", "0", cause or "")
+            row = groups.setdefault((t["outcome"], t["cell"], t.get("lr"), kind), {
+                "outcome": t["outcome"], "cell": t["cell"], "lr": t.get("lr"), "cause": cause, "seeds": [], "steps": [],
+            })  # fmt: skip
+            row["seeds"].append(t.get("seed"))
+            row["steps"] += [t["diverged_at"]] if t.get("diverged_at") is not None else []
+    return sorted(groups.values(), key=lambda r: (WRONG.index(r["outcome"]), r["cell"], r["lr"] or 0.0))
+
+
+def _facts(top: Data, info: Data, settings: Any) -> Data:
+    """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs if not on top."""
+    data = top.get("data") or info.get("data") or _dict(info.get("task")).get("sources")
+    machine, versions = (_flat(top.get(k) or info.get(k)) for k in ("machine", "versions"))
+    return {"settings": _flat(settings), "data": _flat(data), "machine": machine,
+            "versions": {k: v for k, v in versions.items() if k not in machine}}  # fmt: skip
+
+
+def _dict(value: Any) -> Data:
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings as one level, "a.b": value; a bare value has the name ""."""
+    if isinstance(value, Mapping):
+        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
+    return {} if value is None or value == [] else {name: value}
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def _open(folder: Path, wanted: Mapping[str, Sequence[Data]]) -> tuple[dict[str, list[Data]], list[Data]]:
+    """What the runs of each cell hold, within RUNS and BYTES, and which could not be read."""
+    read: dict[str, list[Data]] = {name: [] for name in wanted}
+    unreadable: list[Data] = []
+    count = size = 0
+    for turn in range(max(map(len, wanted.values()), default=0)):
+        for name, trials in wanted.items():
+            # one of each cell is always opened: a cell without any would look as if nothing had been recorded
+            if turn >= len(trials) or (read[name] and (count >= RUNS or size >= BYTES)):
+                continue
+            trial, steps = trials[turn], max(t.get("steps") or 0 for t in trials)
+            where = str(trial.get("folder") or f"trials/{trial.get('name')}")
+            try:
+                run = Run(folder / where)
+                count, size = count + 1, size + sum(f.stat().st_size for f in run.folder.glob("*.jsonl"))
+                digest = _digest(run, steps)
+                read[name].append(digest if read[name] else {**digest, "found": _found(run, trial.get("seed"), digest)})
+            except (RunUnreadable, OSError) as error:
+                unreadable.append({"trial": where, "reason": str(error).replace(str(folder), folder.name)})
+    return read, unreadable
+
+
+def _digest(run: Run, steps: int = 0) -> Data:
+    """What is kept of a run: readings of thousands of steps would not fit for hundreds of runs at once."""
+    table = run.table("loss", "held_out_loss", *DEPTH)
+    loss, heldout = (next(iter(table.get(q, {}).values()), Series([], [])) for q in ("loss", "held_out_loss"))
+    ends = {q: end for q, sites in table.items() if q in DEPTH and (end := _end(run, sites))}
+    recorded = max((len(series) for q in DEPTH for series in table.get(q, {}).values()), default=None)
+    return {"loss": _binned(loss, steps), "heldout": list(zip(heldout.steps, heldout.values, strict=True)),
+            "depth": ends, "recorded": recorded, "info": run.info}  # fmt: skip
+
+
+def _found(run: Run, seed: int | None, digest: Data) -> Data:
+    diagnosis = diagnose(run)
+    # readings of one quantity: rules count these, and steps that only evaluated are none
+    recorded = diagnosis.recorded if digest["recorded"] is None else digest["recorded"]
+    return {"seed": seed, "recorded": recorded, "enough": recorded >= FEW,
+            "findings": [f.to_dict() for f in diagnosis.findings]}  # fmt: skip
+
+
+def _of_run(folder: Path) -> Data:
+    run = Run(folder)
+    read, info = _digest(run), run.info
+    result, task, settings = (_dict(info.get(k)) for k in ("result", "task", "experiment"))
+    settings = settings or _dict(info.get("config"))
+    name, rate = folder.resolve().name, settings.get("lr")
+    known = {**info, **task, "task": task.get("name"), **{k: v for k, v in result.items() if v is not None}}
+    keys = ("task", "unit", "status", "outcome", "steps", "seed", "loss", "accuracy", "blind", "cause", "error",
+            "created", "seconds")  # fmt: skip
+    heldout = _points(result.get("curve") or read["heldout"])
+    return {
+        "kind": "run", "title": name, "unit": task.get("unit"), "blind": task.get("blind"),
+        "cells": [{"cell": name, "shown_lr": rate}],
+        "curves": {key: [c for c in [_curve(name, rate, [line])] if c]
+                   for key, line in (("train", read["loss"]), ("heldout", heldout))},
+        "depth": _depth({name: (rate, [read])}),
+        "findings": [{"cell": name, "lr": rate, **_found(run, info.get("seed"), read)}], "not_opened": 0, "unreadable": [],
+        "facts": {**{k: known.get(k) for k in keys}, **_facts({}, info, settings)},
+    }  # fmt: skip
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+Curve = tuple[dict[int, float], int | None]  # of one seed: step -> value, and the step of the first non-finite one
+
+
+def _binned(series: Series, steps: int = 0) -> Curve:
+    """At most POINTS means over equally many steps, placed at the last of them.
+
+    ``steps`` is the length of the longest run beside it, so that the bins of one that broke early agree with the others'.
+    """
+    width = -(-(total := max(steps, *series.steps, 1)) // POINTS)
+    bins: dict[int, list[float]] = {}
+    pairs = list(zip(series.steps, series.values, strict=True))
+    for step, value in takewhile(lambda pair: math.isfinite(pair[1]), pairs):
+        bins.setdefault(min(-(-step // width) * width, total), []).append(value)
+    broken = next((step for step, value in pairs if not math.isfinite(value)), None)
+    return {k: math.fsum(v) / len(v) for k, v in bins.items()}, broken
+
+
+def _points(pairs: Sequence[Sequence[Any]] | None) -> Curve:
+    """At most POINTS of the evaluations as they are, the last one among them."""
+    kept = [(int(s), float(v)) for s, v in pairs or [] if v is not None and math.isfinite(v)]
+    stride = -(-len(kept) // POINTS) or 1
+    return dict(kept[(len(kept) - 1) % stride :: stride]), None
+
+
+def _curve(cell: str, lr: float | None, seeds: Sequence[Curve]) -> Data | None:
+    """Mean, lowest and highest over the seeds that have a value at a step, and how many those are."""
+    lines = [line for line, _ in seeds if line]
+    steps = sorted({s for line in lines for s in line})
+    if not steps:
+        return None
+    at = [[line[s] for line in lines if s in line] for s in steps]
+    return {"cell": cell, "lr": lr, "n": len(lines), "steps": steps, "mean": [math.fsum(v) / len(v) for v in at],
+            "low": list(map(min, at)), "high": list(map(max, at)), "counts": list(map(len, at)),
+            "lost": [[end, line[max(line)]] for line, end in seeds if line and end is not None]}  # fmt: skip
+
+
+def _depth(cells: Mapping[str, tuple[float | None, Sequence[Data]]]) -> list[Data]:
+    """By quantity: one line per cell over its blocks, at each run's last step with finite values at all of them."""
+    found = []
+    for quantity in DEPTH:
+        lines = []
+        for cell, (lr, read) in cells.items():
+            ends = [r["depth"][quantity] for r in read if quantity in r["depth"]]
+            ends = [e for e in ends if e[1].keys() == ends[0][1].keys()]  # one architecture; others would mix depths
+            if ends:
+                sites = list(ends[0][1])
+                at = [[values[s] for _, values in ends] for s in sites]
+                steps = [step for step, _ in ends]
+                lines.append({"cell": cell, "lr": lr, "n": len(ends), "step": [min(steps), max(steps)], "sites": sites,
+                              "stacks": [s.rpartition(".")[0] for s in sites],
+                              "mean": [math.fsum(v) / len(v) for v in at], "low": list(map(min, at)),
+                              "high": list(map(max, at))})  # fmt: skip
+        if lines:
+            found.append({"quantity": quantity, "lines": lines})
+    return found
+
+
+def _end(run: Run, sites: Mapping[str, Series]) -> tuple[int, dict[str, float]] | None:
+    blocks = (run.info.get("sites") or {}).get("blocks") or [s for s in sites if s not in ("", "model")]
+    columns = {b: dict(zip(sites[b].steps, sites[b].values, strict=True)) for b in blocks if b in sites}
+    steps = set.intersection(*(set(c) for c in columns.values())) if columns else set()
+    whole = [s for s in steps if all(math.isfinite(c[s]) for c in columns.values())]
+    return (max(whole), {b: c[max(whole)] for b, c in columns.items()}) if whole else None

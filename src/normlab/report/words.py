@@ -1,0 +1,261 @@
+"""Every text of the page, English and Chinese side by side, so that neither can be forgotten.
+
+``{name}`` is filled in by the page. Quantities are named as in the pages on watch; findings themselves are English, as
+``normlab diagnose`` prints them.
+"""
+
+from __future__ import annotations
+
+LANGUAGES = ("en", "zh")
+
+WORDS: dict[str, tuple[str, str]] = {
+    # the page
+    "sweep": ("Comparison", "比较"),
+    "run": ("Run", "运行"),
+    "no_script": ("Figures need JavaScript; tables do not.", "图需要 JavaScript；表不需要。"),
+    "incomplete": (
+        "Not complete: {ended} of {planned} trials have ended. Everything below may change.",
+        "尚未完成：{planned} 次试验中已结束 {ended} 次。以下内容都可能改变。",
+    ),
+    "incomplete_some": (
+        "Not complete: {ended} trials have ended. Everything below may change.",
+        "尚未完成：已结束 {ended} 次试验。以下内容都可能改变。",
+    ),
+    "some_failed": (
+        "All trials have ended, but {n} failed: the answer rests on the others.",
+        "全部试验已结束，但有 {n} 次出错：结果只依据其余试验。",
+    ),
+    "none": ("none", "无"),
+    # the table
+    "ranking": ("Ranking", "排名"),
+    "ranking_read": (
+        "Each cell at its own best learning rate. Brackets: 95 % intervals over n seeds (Student t). Lower loss is better.",
+        "每个组合取其自身的最佳学习率。方括号：对 n 个种子的 95 % 区间（Student t）。损失越低越好。",
+    ),
+    "difference_read": (
+        "Difference: cell minus {baseline}, paired by seed; p is corrected for the number of comparisons (Holm), "
+        "the interval is not.",
+        "差：该组合减去 {baseline}，按种子配对；p 已按比较的个数校正（Holm），区间未校正。",
+    ),
+    "broke_read": (
+        "Broke: share of all trials of the cell, at every rate, that diverged or collapsed.",
+        "失败：该组合在所有学习率下的全部试验中，发散或坍缩的比例。",
+    ),
+    "target_read": ("Target: held-out loss {target}.", "目标：留出损失 {target}。"),
+    "rank": ("rank", "名次"),
+    "cell": ("cell", "组合"),
+    "loss_unit": ("held-out loss, {unit}", "留出损失，{unit}"),
+    "loss": ("held-out loss", "留出损失"),
+    "no_loss": ("no rate trained", "没有可训练的学习率"),
+    "difference": ("difference", "差"),
+    "best_rate": ("best learning rate", "最佳学习率"),
+    "stable_rate": ("largest stable rate", "最大稳定学习率"),
+    "broke": ("broke", "失败"),
+    "steps_to_target": ("steps to target", "到目标的步数"),
+    "speed": ("tokens/s", "词元/秒"),
+    "memory": ("peak memory, MiB", "峰值内存，MiB"),
+    "baseline_mark": ("baseline", "基线"),
+    "tied": ("tied with the best", "与最佳者不分高下"),
+    "undecided": ("undecided", "未决"),
+    "undecided_seeds": ("undecided; about {n} seeds in all would decide", "未决；共约需 {n} 个种子"),
+    "undecided_many": ("undecided; {n} seeds or more would be needed", "未决；需要 {n} 个或更多种子"),
+    "edge_low": ("lowest tried", "所试最低"),
+    "edge_high": ("highest tried", "所试最高"),
+    "of": ("{k} of {n}", "{n} 中 {k}"),
+    "failed_too": ("{n} failed", "{n} 次出错"),
+    # the map
+    "map": ("Stability map", "稳定性图"),
+    "map_read": (
+        "Mean held-out loss ({unit}) of the seeds that ended, by learning rate; the best rate of each cell is outlined. "
+        "Words count seeds that did not train.",
+        "按学习率给出已结束种子的平均留出损失（{unit}）；每个组合的最佳学习率带框。文字为未能训练的种子数。",
+    ),
+    "rate": ("learning rate", "学习率"),
+    "diverged_of": ("{k} of {n} diverged", "{n} 个中 {k} 个发散"),
+    "collapsed_of": ("{k} of {n} collapsed", "{n} 个中 {k} 个坍缩"),
+    "untrained_of": ("{k} of {n} untrained", "{n} 个中 {k} 个未训成"),
+    "failed_of": ("{k} of {n} failed", "{n} 个中 {k} 个出错"),
+    "not_run": ("not run", "未运行"),
+    # figures
+    "curves": ("Loss curves", "损失曲线"),
+    "shown": ("Shown, each at this learning rate", "显示的组合及其学习率"),
+    "train": ("Training loss", "训练损失"),
+    "heldout": ("Held-out loss", "留出损失"),
+    "mean_read": (
+        "Lines: means ({n}). Bands: from the lowest to the highest seed.",
+        "线：平均（{n}）。带：从最低的种子到最高的种子。",
+    ),
+    "point_read": ("Each point is the mean of {width} steps.", "每点是 {width} 步的平均。"),
+    "lost_read": ("×: a seed diverged; the mean goes on without it.", "×：一个种子发散，其后的平均不含它。"),
+    "lost_read_alone": ("×: the loss stopped being finite.", "×：损失不再是有限值。"),
+    "blind_read": ("Dotted: a predictor that never sees the input.", "点线：从不看输入的预测。"),
+    "cut": ("Values above {top} are cut off.", "高于 {top} 的值未画出。"),
+    "seeds": ("n = {n} seeds", "n = {n} 个种子"),
+    "seeds_range": ("n = {low} to {high} seeds", "n = {low} 到 {high} 个种子"),
+    "blind": ("blind predictor", "盲预测"),
+    "step": ("step", "步"),
+    "loss_axis": ("loss, {unit}", "损失，{unit}"),
+    "no_unit": ("no unit", "无单位"),
+    # filled in by Plotly: its braces are doubled here
+    "hover_curve": (
+        "%{{fullData.name}}<br>step %{{x}}: %{{y:.4g}}<br>%{{customdata[0]:.4g}} to %{{customdata[1]:.4g}}, "
+        "n = %{{customdata[2]}}<extra></extra>",
+        "%{{fullData.name}}<br>第 %{{x}} 步：%{{y:.4g}}<br>%{{customdata[0]:.4g}} 到 %{{customdata[1]:.4g}}，"
+        "n = %{{customdata[2]}}<extra></extra>",
+    ),
+    "hover_lost": (
+        "%{{fullData.name}}<br>diverged at step %{{x}}<extra></extra>",
+        "%{{fullData.name}}<br>在第 %{{x}} 步发散<extra></extra>",
+    ),
+    "hover_block": (
+        "%{{fullData.name}}<br>%{{customdata[0]}}: %{{y:.4g}}<br>"
+        "%{{customdata[1]:.4g}} to %{{customdata[2]:.4g}}<extra></extra>",
+        "%{{fullData.name}}<br>%{{customdata[0]}}：%{{y:.4g}}<br>"
+        "%{{customdata[1]:.4g}} 到 %{{customdata[2]:.4g}}<extra></extra>",
+    ),
+    "few_shown": (
+        "The first {n} are shown; tick others to add them to every figure.",
+        "显示前 {n} 个；勾选其他组合即加入每个图。",
+    ),
+    "no_curves": ("No losses were recorded.", "没有记录损失。"),
+    "depth": ("By depth", "随深度"),
+    "depth_read": (
+        "Means ({n}), bars from the lowest to the highest seed.",
+        "平均（{n}），误差线从最低的种子到最高的种子。",
+    ),
+    "depth_step": ("Last recorded step with finite values: {low}.", "最后一个全为有限值的记录步：{low}。"),
+    "depth_steps": (
+        "Last recorded steps with finite values: {low} to {high}.",
+        "最后一个全为有限值的记录步：{low} 到 {high}。",
+    ),
+    "logarithmic": ("Logarithmic axis.", "对数坐标。"),
+    "block": ("block (1 is next to the input)", "块（1 最靠近输入）"),
+    "stream_rms": ("RMS of the residual stream", "残差流的 RMS"),
+    "stream_grad": ("Gradient norm of the residual stream", "残差流的梯度范数"),
+    "param_grad": ("Gradient norm of the block's parameters", "块内参数的梯度范数"),
+    "angle": ("Turn of the stream by the block", "残差流经过块的转角"),
+    "stream_rms_axis": ("RMS behind the block", "块之后的 RMS"),
+    "stream_grad_axis": ("|dL/d stream|", "|dL/d 残差流|"),
+    "param_grad_axis": ("|dL/d parameters|", "|dL/d 参数|"),
+    "angle_axis": ("angle / π", "角 / π"),
+    # findings
+    "findings": ("Findings", "发现"),
+    "findings_read": (
+        "Rules of normlab diagnose over one run of each cell, at the rate named. Silence is no proof of health.",
+        "normlab diagnose 的规则，用于每个组合在所示学习率下的一次运行。没有发现不等于没有问题。",
+    ),
+    "findings_read_alone": (
+        "Rules of normlab diagnose over this run. Silence is no proof of health.",
+        "normlab diagnose 的规则，用于本次运行。没有发现不等于没有问题。",
+    ),
+    "findings_language": ("", "发现的正文为英文。"),
+    "few_recorded": (
+        "{k} recorded steps; most rules need {few} and stayed silent.",
+        "记录了 {k} 步；多数规则需要 {few} 步，因而没有判断。",
+    ),
+    "no_finding": ("No finding", "没有发现"),
+    "no_finding_few": (
+        "No finding, with fewer than the {few} recorded steps that most rules need",
+        "没有发现，但记录的步不足多数规则所需的 {few} 步",
+    ),
+    "critical": ("critical", "严重"),
+    "warning": ("warning", "警告"),
+    "note": ("note", "提示"),
+    "why": ("Why", "原因"),
+    "try": ("Try", "可试"),
+    "evidence": ("Evidence", "依据"),
+    "whole_model": ("the whole model", "整个模型"),
+    "seed": ("seed", "种子"),
+    # what did not work
+    "refused": ("Refused cells", "被拒绝的组合"),
+    "refused_read": ("Combinations that are not defined; they were not run.", "没有定义的组合，未运行。"),
+    "reason": ("reason", "原因"),
+    "failures": ("Trials that did not train", "未能训练的试验"),
+    "failures_read": (
+        "Diverged: a loss that is not finite. Collapsed: no better than a predictor that never sees the input. "
+        "Untrained: the same, but still falling. Failed: the program broke.",
+        "发散：损失不是有限值。坍缩：不比从不看输入的预测更好。未训成：同上，但仍在下降。出错：程序中断。",
+    ),
+    "outcome": ("outcome", "结局"),
+    "cause": ("cause", "起因"),
+    "alike": ("(seed {seed}; {n} more alike)", "（种子 {seed}；另有 {n} 个同类）"),
+    "trained": ("trained", "完成训练"),
+    "diverged": ("diverged", "发散"),
+    "collapsed": ("collapsed", "坍缩"),
+    "untrained": ("untrained", "未训成"),
+    "failed": ("failed", "出错"),
+    "left_out": ("{n} more rows are in trials.csv.", "其余 {n} 行见 trials.csv。"),
+    "unreadable": ("Runs that could not be read", "无法读取的运行"),
+    "not_opened": (
+        "The runs of {n} further cells were not opened: no training curve, depth or findings for them.",
+        "另有 {n} 个组合的运行未打开：没有它们的训练曲线、深度图和发现。",
+    ),
+    # facts
+    "facts": ("What ran", "运行的内容"),
+    "task": ("task", "任务"),
+    "unit": ("unit of the loss", "损失的单位"),
+    "steps": ("steps", "步数"),
+    "seeds_list": ("seeds", "种子"),
+    "trials": ("trials", "试验次数"),
+    "baseline": ("baseline", "基线"),
+    "blind_loss": ("loss of a predictor that never sees the input", "从不看输入的预测的损失"),
+    "target_loss": ("target loss", "目标损失"),
+    "created": ("created", "建立时间"),
+    "seconds": ("seconds", "秒数"),
+    "status": ("status", "状态"),
+    "accuracy": ("accuracy", "准确率"),
+    "error": ("error", "错误"),
+    "machine": ("machine", "机器"),
+    "data": ("data (SHA-256)", "数据（SHA-256）"),
+    "versions": ("versions", "版本"),
+    "settings": ("Settings common to all trials", "全部试验共有的设置"),
+    "settings_alone": ("Settings", "设置"),
+    "made_by": ("Made by normlab. This file needs no network.", "由 normlab 生成。此文件不需要网络。"),
+    # rules of normlab.diagnosis
+    "nonfinite": ("non-finite values", "出现非有限值"),
+    "leak": ("leak from the future", "未来信息泄漏"),
+    "gain-explosion": ("gain explosion", "增益爆炸"),
+    "padding-contamination": ("padding contamination", "填充污染"),
+    "loss-divergence": ("loss divergence", "损失发散"),
+    "learning-rate-high": ("learning rate too high", "学习率过高"),
+    "exploding-gradient": ("exploding gradient", "梯度爆炸"),
+    "vanishing-gradient": ("vanishing gradient", "梯度消失"),
+    "learning-rate-low": ("learning rate too low", "学习率过低"),
+    "missing-final-norm": ("missing final norm", "缺少最后的归一化"),
+    "unstable-batch-statistics": ("unstable batch statistics", "批统计量不稳定"),
+    "train-inference-gap": ("gap between training and inference", "训练与推理有差距"),
+    "attention-logit-growth": ("growing attention logits", "注意力 logit 增长"),
+    "stream-growth": ("growing stream", "残差流增长"),
+    "token-collapse": ("token collapse", "词元坍缩"),
+    "dead-upper-blocks": ("dead upper blocks", "上层块无作用"),
+    "dead-gain": ("dead gain", "增益趋零"),
+    "loss-spike": ("loss spike", "损失尖峰"),
+    # statuses of normlab.runs
+    "running": ("running", "进行中"),
+    "finished": ("finished", "已完成"),
+    "interrupted": ("interrupted", "已中断"),
+    # units of the tasks; others are shown as they are
+    "nats per byte": ("nats per byte", "奈特/字节"),
+    "nats per token": ("nats per token", "奈特/词元"),
+    "nats per document": ("nats per document", "奈特/文档"),
+    "nats per image": ("nats per image", "奈特/图像"),
+    "nats per character": ("nats per character", "奈特/字符"),
+    "own loss": ("own loss", "自定损失"),
+}
+
+
+def both(key: str, **values: object) -> dict[str, str]:
+    """{language: text}. A value that is itself such a pair is used language by language."""
+    return {
+        language: text.format(**{k: v[language] if isinstance(v, dict) else v for k, v in values.items()})
+        for language, text in zip(LANGUAGES, WORDS[key], strict=True)
+    }
+
+
+def known(text: str) -> dict[str, str]:
+    """The same for a name out of data, such as a unit: translated if it is a word here, else as it is."""
+    return both(text) if text in WORDS else dict.fromkeys(LANGUAGES, text)
+
+
+def joined(*sentences: dict[str, str]) -> dict[str, str]:
+    return {language: {"en": " ", "zh": ""}[language].join(s[language] for s in sentences) for language in LANGUAGES}

@@ -1,0 +1,201 @@
+"""An experiment says everything that decides a run's numbers: it survives TOML, refuses nonsense, and sets rate and evaluations."""
+
+from __future__ import annotations
+
+import math
+import random
+import string
+
+import pytest
+
+from normlab.lab.experiment import Experiment, read_toml
+
+# ---- TOML ------------------------------------------------------------------------------------------------------------
+
+NESTED = {
+    "dim": 48,
+    "dropout": 0.1,
+    "tie_embeddings": True,
+    "norm_options": {"eps": 1e-06, "bias": False, "of": {"deep er": [1, 2.5, "x"], "empty": {}}},
+    "rows": [{"a": 1, "b.c": "ü"}, {}],
+    "words": 'quotes " and \\ and \n and \x7f and 😀 and \t',
+}
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        Experiment(),
+        Experiment(norm="rms", placement="post", lr=1e-5, seed=2**40, steps=7, batch_size=12, accumulate=3, held_out=0),
+        Experiment(model=NESTED, options={"length": 32}, betas=(0.5, 0.999), warmup=1, clip=0, weight_decay=0.0),
+        Experiment(task="own", make_model="a.b:c", make_data="a:d", make_loss="e:f", schedule="linear", watch="none"),
+        Experiment(files=("one.txt", "a folder/ü.md"), precision="bfloat16", threads=2, evaluations=3),
+    ],
+    ids=["default", "numbers", "nested", "own", "files"],
+)
+def test_toml_and_plain_values_are_read_back(tmp_path, experiment):
+    path = tmp_path / "experiment.toml"
+    path.write_text(experiment.to_toml(), encoding="utf-8")
+    assert Experiment.read(path) == experiment
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+    assert Experiment.read(path).to_dict() == experiment.to_dict()
+
+
+def test_any_table_of_settings_survives_toml(tmp_path):
+    draw = random.Random(20261115)
+    letters = string.printable + "\x00\x1f\x7fé漢😀"
+
+    def text():
+        return "".join(draw.choice(letters) for _ in range(draw.randrange(8)))
+
+    def value(depth):
+        kinds = [
+            text,
+            lambda: draw.randrange(-(10**18), 10**18),
+            lambda: draw.gauss(0, 1) * 10 ** draw.randrange(-30, 30),
+        ]
+        kinds.append(lambda: draw.random() < 0.5)
+        if depth:
+            kinds.append(lambda: [value(depth - 1) for _ in range(draw.randrange(3))])
+            kinds.append(lambda: {text(): value(depth - 1) for _ in range(draw.randrange(4))})
+        return draw.choice(kinds)()
+
+    for number in range(150):
+        experiment = Experiment(model={text(): value(3) for _ in range(draw.randrange(5))})
+        path = tmp_path / f"{number}.toml"
+        path.write_bytes(experiment.to_toml().encode())
+        assert Experiment.read(path) == experiment, experiment.to_toml()
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("steps = ")
+    with pytest.raises(ValueError, match=r"broken\.toml is not valid TOML"):
+        read_toml(path)
+
+
+def test_unknown_settings_suggest_the_nearest():
+    with pytest.raises(ValueError, match=r"'step'.*Did you mean 'steps'"):
+        Experiment.from_dict({"step": 3})
+    with pytest.raises(ValueError, match=r"schedule 'cosin'.*Did you mean 'cosine'"):
+        Experiment(schedule="cosin")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+BAD = {
+    "schedule": ["", "step", None, 3],
+    "precision": ["float16", None],
+    "watch": ["some", None],
+    "seed": [-1, 1.5, "0", None, True],
+    "steps": [0, -3, 2.0, "5", None, True],
+    "accumulate": [0, 1.0, None],
+    "evaluations": [0, None, 0.5],
+    "threads": [0, None],
+    "batch_size": [0, -1, 4.0, "8"],
+    "held_out": [-1, 2.5, None, "all"],
+    "lr": [0, -1e-3, math.nan, math.inf, "1e-3", None, True],
+    "warmup": [-0.1, 1.01, math.nan, "0.1", None],
+    "weight_decay": [-1, math.nan, math.inf, None],
+    "clip": [-1, math.nan, math.inf, None, "1"],
+    "betas": [(0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.98, 0.99), 0.9, "ab", None, (0.9, math.nan), (True, 0.9)],
+    "norm": [None, 3],
+    "placement": [None],
+    "task": [None],
+    "files": ["a.txt", (1,), None],
+    "model": [None, [1], "dim=3", {"dim": math.nan}, {"dim": {1, 2}}],
+    "options": [3, {"length": math.inf}],
+    "make_model": [3],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
+def test_a_bad_value_is_refused_by_name_and_value(name, value):
+    for make in (lambda: Experiment(**{name: value}), lambda: Experiment.from_dict({name: value})):
+        with pytest.raises(ValueError, match=name) as caught:
+            make()
+        assert repr(value) in str(caught.value) or repr(list(value)) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": "own"}, "make_model and make_data"),
+        ({"task": "own", "make_model": "a:b"}, "make_model and make_data"),
+        ({"make_model": "a:b", "make_data": "a:c"}, 'task="own"'),
+        ({"make_loss": "a:b"}, 'task="own"'),
+        ({"task": "docs", "files": ("a.txt",)}, "files belong to"),
+        ({"batch_size": 7, "accumulate": 2}, "accumulate=2 does not divide batch_size=7"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values, words):
+    with pytest.raises(ValueError, match=words):
+        Experiment(**values)
+
+
+def test_an_experiment_cannot_be_changed_in_place():
+    with pytest.raises(AttributeError):
+        Experiment().lr = 3.0
+
+
+# ---- rates and evaluations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 20, 101])
+@pytest.mark.parametrize("warmup", [0.0, 0.001, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_learning_rates_rise_and_fall_as_described(schedule, warmup, steps):
+    """Against interpolation between the corners that the documentation names: 0, the peak, a tenth of it."""
+    peak = 3e-3
+    experiment = Experiment(lr=peak, steps=steps, warmup=warmup, schedule=schedule)
+    top = 0 if warmup == 0 else max(1, round(steps * warmup))
+    for step in range(1, steps + 1):
+        if step <= top:
+            want = peak * step / top
+        elif schedule == "constant":
+            want = peak
+        elif schedule == "linear":
+            want = peak + (0.1 * peak - peak) * (step - top) / (steps - top)
+        else:  # half a turn of a circle, seen from the side
+            middle, radius = 0.55 * peak, 0.45 * peak
+            want = middle + radius * math.sin(math.pi / 2 + math.pi * (step - top) / (steps - top))
+        assert experiment.learning_rate(step) == pytest.approx(want, rel=1e-12), step
+    assert max(map(experiment.learning_rate, range(1, steps + 1))) <= peak
+    if top > 0:
+        assert experiment.learning_rate(top) == peak
+    if schedule != "constant" and top < steps:
+        assert experiment.learning_rate(steps) == pytest.approx(0.1 * peak)
+
+
+def test_evaluations_are_as_many_as_asked_even_and_end_at_the_end():
+    pairs = [(s, e) for s in range(1, 61) for e in range(1, 70, 3)]
+    pairs += [(s, e) for s in (97, 100, 199, 1000, 4999) for e in (1, 3, 7, 8, 49, 98)]
+    for steps, evaluations in pairs:
+        experiment = Experiment(steps=steps, evaluations=evaluations)
+        found = [step for step in range(1, steps + 1) if experiment.evaluates(step)]
+        assert len(found) == min(steps, evaluations), (steps, evaluations)
+        assert found[-1] == steps
+        gaps = {b - a for a, b in zip([0, *found], found, strict=False)}
+        assert max(gaps) - min(gaps) <= 1, (steps, evaluations, gaps)
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------------
+
+
+def test_changed_sends_other_names_to_the_model():
+    base = Experiment(model={"dim": 32, "num_layers": 2})
+    other = base.changed(lr=0.5, dim=64, num_heads=2)
+    assert other.lr == 0.5 and other.model == {"dim": 64, "num_layers": 2, "num_heads": 2}
+    assert base.lr == 1e-3 and base.model == {"dim": 32, "num_layers": 2}
+    assert base.changed(model={"dim": 8}, num_heads=1).model == {"dim": 8, "num_heads": 1}
+    assert other.value("lr") == 0.5 and other.value("dim") == 64 and other.value("absent") is None
+    with pytest.raises(ValueError, match="lr"):
+        base.changed(lr=-1)
+
+
+def test_differences_name_the_fields():
+    base = Experiment(model={"dim": 32}, betas=(0.9, 0.98))
+    assert base.differences(base.changed()) == []
+    assert base.differences(Experiment.from_dict(base.to_dict())) == []
+    assert base.differences(base.changed(dim=64, lr=0.1, seed=3)) == ["lr", "seed", "model"]
+    assert base.differences(base.changed(betas=(0.9, 0.99))) == ["betas"]

@@ -1,0 +1,62 @@
+"""Memory and speed as the machine tells them, and 16-bit products that would end the process refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+from normlab import machine
+
+
+def test_peak_memory_sees_what_came_and_went():
+    memory = machine.PeakMemory()
+    if memory.start is None:
+        pytest.skip("this system does not tell")
+    small = memory.read()
+    planted = torch.ones(64 * 2**20, dtype=torch.uint8)
+    del planted
+    with_it = memory.read()
+    assert with_it - small > 56 * 2**20 and with_it < 1024 * 2**20
+    again = machine.PeakMemory()
+    assert again.read() < with_it - 32 * 2**20  # a new measurement starts from here
+
+
+def test_peak_memory_without_linux_is_unknown(monkeypatch):
+    monkeypatch.setattr(machine, "_read", lambda path: "")
+    assert machine.PeakMemory().read() is None
+
+
+def test_the_rate_of_products_is_that_of_products():
+    threads = torch.get_num_threads()
+    rate = machine.matmul_rate(1, size=64, seconds=0.02)
+    assert 1e7 < rate < 1e14
+    assert torch.get_num_threads() == threads
+    with pytest.raises(RuntimeError):
+        machine.matmul_rate(1, size=-1)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_process_that_has_computed_before_is_told_instead_of_killed(monkeypatch, there):
+    """A product that traps, in the copy of the process in which it is tried."""
+    monkeypatch.setattr(machine, "_product_works", lambda environment: there or bool(environment))
+    if there:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
+    else:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    before = dict(os.environ)
+    me = os.getpid()
+
+    def trap(*_, **__):
+        assert os.getpid() != me
+        os.kill(os.getpid(), signal.SIGILL)
+
+    monkeypatch.setattr(torch, "ones", trap)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="start your program with ONEDNN_MAX_CPU_ISA="):
+            machine.prepare_16_bit()
+        assert dict(os.environ) == before
