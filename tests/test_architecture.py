@@ -90,7 +90,6 @@ ALLOWED = {
             "normlab.intervals",
             "normlab.answer",
             "normlab.lab.experiment",
-            "normlab.lab.pool",
             "normlab.lab.folders",
         )
         and not module.startswith("normlab.report")

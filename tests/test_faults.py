@@ -115,8 +115,8 @@ def training(folder: Path, workers: list[int]) -> bool:
     return any(str(pid) in locks for pid in workers)
 
 
-def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[str]) -> None:
-    """Kill a worker, or the parent, at random moments; resume whenever the sweep has ended; at last let it finish."""
+def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[str]) -> int:
+    """Kill a worker, or the parent, at random moments; resume whenever the sweep has ended; at last let it finish. How many trials went on from a checkpoint."""
     draw = random.Random(seed)
     process = start([*command, "--out", str(folder), "--checkpoint-seconds", "0"], folder)
     wait_for((folder / "sweep.json").exists, "sweep.json")
@@ -154,13 +154,12 @@ def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[
     went_on = [
         e["note"] for name in curves(folder) for e in Run(folder / "trials" / name).events() if e["event"] == "resumed"
     ]
-    assert len([note for note in went_on if note != "from step 0"]) >= kills // 5, (
-        "few kills hit a trial: little was shown"
-    )
+    return len([note for note in went_on if note != "from step 0"])
 
 
 def test_twenty_kills_in_a_row_change_nothing(tmp_path, undisturbed):
-    storm(tmp_path / "sweep", 20, 20261116, undisturbed, COMPARE)
+    hit = storm(tmp_path / "sweep", 20, 20261116, undisturbed, COMPARE)
+    assert hit >= 4, "few kills hit a trial: little was shown"
 
 
 @pytest.mark.nightly
@@ -179,7 +178,7 @@ def test_many_more_kills_change_nothing(tmp_path, seed):
     ]
     peaceful = tmp_path / "peaceful"
     assert start([*command, "--out", str(peaceful)], peaceful).wait(600) == 0
-    storm(tmp_path / "sweep", 60, seed, peaceful, command)
+    assert storm(tmp_path / "sweep", 60, seed, peaceful, command) >= 12
 
 
 # ---- Ctrl-C, a second sweep, broken files ----------------------------------------------------------------------------
