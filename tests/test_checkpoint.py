@@ -88,7 +88,7 @@ def test_nothing_in_the_file_is_pickled_and_dots_in_names_do_not_mix(tmp_path):
             assert torch.equal(value, its_optimizer.state[q][key]), (name, key)
 
 
-def untouched(folder, message, refusal=accept, **settings):
+def assert_refused(folder, message, refusal=accept, **settings):
     """Loading fails with these words and leaves model, optimizer and random numbers alone."""
     model, optimizer = made(seed=7, **settings)
     step(model, optimizer)
@@ -107,16 +107,16 @@ def test_a_file_cut_short_is_refused(tmp_path, keep):
     saved(tmp_path, steps=1)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(whole[:keep])
-    untouched(tmp_path, "cannot be read")
+    assert_refused(tmp_path, "cannot be read")
 
 
 def test_garbage_is_refused(tmp_path):
     for content in (b"\0" * 5000, random.Random(1).randbytes(5000), b"{}" * 400):
         (tmp_path / FILE).write_bytes(content)
-        untouched(tmp_path, "cannot be read")
+        assert_refused(tmp_path, "cannot be read")
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).mkdir()
-    untouched(tmp_path, "cannot be read")
+    assert_refused(tmp_path, "cannot be read")
 
 
 def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path):
@@ -126,20 +126,20 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path):
     start = 8 + int.from_bytes(whole[:8], "little")
     for place in [start, len(whole) - 1, *(draw.randrange(start, len(whole)) for _ in range(8))]:
         (tmp_path / FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
-        untouched(tmp_path, "damaged or changed")
+        assert_refused(tmp_path, "damaged or changed")
     for old, new in ((b"step", b"stop"), (b'.exp_avg"', b'.exp_avh"'), (b"checksum", b"checksun")):
         assert old in whole[:start]
         (tmp_path / FILE).write_bytes(whole[:start].replace(old, new, 1) + whole[start:])
-        untouched(tmp_path, "damaged or changed|cannot be read")
+        assert_refused(tmp_path, "damaged or changed|cannot be read")
 
 
 def test_another_format_model_or_purpose_is_refused(tmp_path):
     model, _ = saved(tmp_path, steps=1)
-    untouched(tmp_path, r"does not fit the model: .*missing or of another shape", ffn_dim=32)
-    untouched(tmp_path, r"does not fit the model: .*layers.2", num_layers=3)
-    untouched(tmp_path, r"does not fit: step 1 is not 4", refusal=lambda facts: f"step {facts['step']} is not 4")
+    assert_refused(tmp_path, r"does not fit the model: .*missing or of another shape", ffn_dim=32)
+    assert_refused(tmp_path, r"does not fit the model: .*layers.2", num_layers=3)
+    assert_refused(tmp_path, r"does not fit: step 1 is not 4", refusal=lambda facts: f"step {facts['step']} is not 4")
     safetensors.save_file(dict(model.state_dict()), tmp_path / FILE)
-    untouched(tmp_path, r"has format None, this version reads 'normlab.checkpoint/1'")
+    assert_refused(tmp_path, r"has format None, this version reads 'normlab.checkpoint/1'")
 
 
 def test_a_failed_write_keeps_the_last_file_and_leaves_no_half_one(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep, Trial
 
 # The default comparison: what the folklore is about, about four minutes on two cores.
-NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "1e-3,3e-3,1e-2", 3, 150
+NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", 3, 120
 
 COMPARE = """examples:
   normlab compare                                            the default grid on the text that comes with Python
@@ -306,11 +306,14 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
         print(f"normlab compare: {error}", file=sys.stderr)
         return 1
     except WorkerFailed as error:
-        print(f"normlab compare: {error}; what they said is above. Then: {go_on}", file=sys.stderr)
+        print(f"normlab compare: {error}. Then: {go_on}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         print(f"normlab compare: stopped, nobody reads the output. Go on with: {go_on}", file=sys.stderr)
         raise
+    except FileNotFoundError as error:
+        print(f"normlab compare: {error}", file=sys.stderr)
+        return 1
     except (StorageFailed, OSError) as error:
         what = error if isinstance(error, StorageFailed) else f"{folder} cannot be written: {error}"
         print(f"normlab compare: stopped, {what}", file=sys.stderr)
@@ -358,9 +361,7 @@ def _engine(args: argparse.Namespace, planned: Plan) -> Any:
         return Pool(planned.workers, args.checkpoint_seconds, planned.work)
     from ..lab.cluster import Cluster
 
-    # It knows one model's arithmetic: that of all cells if it is the same.
-    alike = list({w["flops_per_step"]: w for w in planned.work.values()}.values())
-    return Cluster(address=args.address, workers=args.workers, work=alike[0] if len(alike) == 1 else {})
+    return Cluster(address=args.address, workers=args.workers, work=planned.work)
 
 
 class _Lines:

@@ -33,12 +33,13 @@ from ..runs import INFO, Writer
 from .checkpoint import FILE as CHECKPOINT
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
-from .pool import RETRIES, Notify, StorageFailed, WorkerFailed, _warm_up
+from .pool import RETRIES, Notify, StorageFailed, WorkerFailed, warm_up
 from .sweep import TRIALS, Trial
 from .train import attempt, failed, named
 
 GRACE = 5.0  # seconds a cancelled trial has for removing its temporary folder; then it is killed, and the folder stays
 INSTALLED = {"site-packages", "dist-packages"}  # what lies there must be installed on the nodes too
+Luggage = tuple[dict[str, bytes], list[str]]
 # On a node; the same for all trials of a worker, since data is cached by its path. It exists while one of them runs.
 PLACE = Path(tempfile.gettempdir()).resolve() / f"normlab-{os.urandom(8).hex()}"
 
@@ -49,7 +50,7 @@ class Cluster:
 
     address: str | None = None
     workers: int | None = None  # trials at a time; None: what there are CPUs for
-    work: Mapping[str, float] = field(default_factory=dict)
+    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by cell, see train; local clusters only
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -69,16 +70,16 @@ class Cluster:
             largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
             if 0 < largest < threads:  # would wait for ever; without any CPU it is a cluster that grows on demand
                 raise ValueError(f"a trial asks for threads={threads}, the largest node has {largest:g} CPUs")
-            self._run(ray, folder, trials, notify)
+            self._run(ray, connected, folder, trials, notify)
         finally:
             if not connected:
                 ray.shutdown()
 
-    def _run(self, ray: Any, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
+    def _run(self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
         waiting, losses = deque(trials), Counter[str]()
         running: dict[Any, Trial] = {}
         luggage: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same
-        work = dict(self.work) if self.address is None else {}  # a machine's rate is known where it was measured
+        known = self.work if self.address is None else {}  # a machine's rate is known where it was measured
         try:
             while waiting or running:
                 # Twice what can run: no CPU waits for this process, and a cluster that grows on demand sees the demand.
@@ -90,7 +91,9 @@ class Cluster:
                     if need not in luggage:
                         luggage[need] = ray.put(_luggage(e))
                     remote = ray.remote(_trial).options(num_cpus=e.threads, max_retries=0, name=trial.name)
-                    running[remote.remote(e.to_dict(), luggage[need], work, __version__)] = trial
+                    running[
+                        remote.remote(e.to_dict(), luggage[need], dict(known.get(trial.cell, {})), __version__, stays)
+                    ] = trial
                     notify("started", trial, {})
                 for task in ray.wait(list(running), timeout=1.0)[0]:
                     trial = running.pop(task)
@@ -173,7 +176,7 @@ def _unpack(contents: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-def _luggage(experiment: Experiment) -> tuple[dict[str, bytes], list[str]]:
+def _luggage(experiment: Experiment) -> Luggage:
     """What goes with a trial, by its names on the node; and which of these are experiment.files."""
     contents, names = _code(experiment), []
     for asked in experiment.files:
@@ -208,37 +211,40 @@ def _source(module: Any) -> Path:
 
 
 def _trial(
-    asked: dict[str, Any], luggage: tuple[dict[str, bytes], list[str]], work: dict[str, float], version: str
-) -> Any:
+    asked: dict[str, Any], luggage: Luggage, work: dict[str, float], version: str, stays: bool
+) -> dict[str, bytes]:
     """Train one experiment on this node; returns its run directory as {name: bytes}."""
     if version != __version__:
         raise RuntimeError(f"{socket.gethostname()} has normlab {__version__}, the caller has {version}")
     os.environ["OMP_NUM_THREADS"] = str(asked["threads"])  # for processes that the user's code starts
-    code, files = str(PLACE / "code"), [str(PLACE / name) for name in luggage[1]]
     try:
-        shutil.rmtree(PLACE, ignore_errors=True)
-        PLACE.mkdir(mode=0o700)
-        _unpack(luggage[0], PLACE)
-        for path in (PLACE / "files").rglob("*"):
-            os.utime(path, (0, 0))  # data is cached by its times as well
-        sys.path[:] = [code, *(p for p in sys.path if p != code)]
-        importlib.invalidate_caches()
-        for factory in filter(None, (asked["make_model"], asked["make_data"], asked["make_loss"])):
-            # From there and now: later this process's own folder, which may hold an older one, would be searched first.
-            with contextlib.suppress(Exception):
-                importlib.import_module(factory.partition(":")[0])
-        _warm_up()
-        experiment = Experiment.from_dict({**asked, "files": files})
-        attempt(experiment, PLACE / "run", checkpoint_seconds=math.inf, work=work)  # one would be lost with the node
-        run = {name: data for name, data in _pack(PLACE / "run").items() if name not in (LOCK, CHECKPOINT)}
+        return _train(asked, luggage, work)
     except OSError as error:
         raise StorageFailed(f"the temporary folder of {socket.gethostname()} cannot be written: {error}") from error
+    except KeyboardInterrupt:  # cancelled, maybe in the middle of an import
+        if stays:  # the worker, since the caller's connection does: no other trial may have it
+            sys.exit(0)
+        raise
     finally:
-        try:
-            shutil.rmtree(PLACE, ignore_errors=True)
-        except KeyboardInterrupt:  # cancelled just now
-            shutil.rmtree(PLACE, ignore_errors=True)
-            raise
+        shutil.rmtree(PLACE, ignore_errors=True)
+
+
+def _train(asked: dict[str, Any], luggage: Luggage, work: dict[str, float]) -> dict[str, bytes]:
+    code, files = str(PLACE / "code"), [str(PLACE / name) for name in luggage[1]]
+    PLACE.mkdir(mode=0o700)
+    _unpack(luggage[0], PLACE)
+    for path in (PLACE / "files").rglob("*"):
+        os.utime(path, (0, 0))  # data is cached by its times as well
+    sys.path[:] = [code, *(p for p in sys.path if p != code)]
+    importlib.invalidate_caches()
+    for factory in filter(None, (asked["make_model"], asked["make_data"], asked["make_loss"])):
+        # From there and now: later this process's own folder, which may hold an older one, would be searched first.
+        with contextlib.suppress(Exception):
+            importlib.import_module(factory.partition(":")[0])
+    warm_up()
+    experiment = Experiment.from_dict({**asked, "files": files})
+    attempt(experiment, PLACE / "run", checkpoint_seconds=math.inf, work=work)  # one would be lost with the node
+    run = {name: data for name, data in _pack(PLACE / "run").items() if name not in (LOCK, CHECKPOINT)}
     info = run[INFO].decode()
     for here, there in [*zip(files, asked["files"], strict=True), (code + os.sep, "")]:
         info = info.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])

@@ -78,6 +78,10 @@ class Pool:
 
     def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
         """Until every trial has ended or a storage error or an exception of ``notify`` (Ctrl-C among them) ends the sweep."""
+        if any(t.experiment.precision == "bfloat16" for t in trials):
+            from .. import machine
+
+            os.environ.update(machine.sixteen_bit()[1])  # workers read it once, before their first product
         waiting, deaths = deque(trials), dict.fromkeys((t.name for t in trials), 0)
         staff: list[_Worker] = []
         with selectors.DefaultSelector() as selector:
@@ -149,7 +153,7 @@ class Pool:
             self.false_starts += 1
             if self.false_starts >= FALSE_STARTS:
                 raise WorkerFailed(
-                    f"{self.false_starts} workers in a row ended before they took a trial, the last with {how}"
+                    f"{self.false_starts} workers in a row ended before they took a trial, the last with {how}; what they said is above"
                 )
             waiting.appendleft(trial)
             notify("lost", trial, {"reason": f"its worker ended with {how} before it began; another takes it"})
@@ -231,7 +235,7 @@ def serve() -> None:
 def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], bool]) -> None:
     from .train import Stopped, attempt
 
-    _warm_up()
+    warm_up()
     say("ready")
     while not told_to_stop() and (line := orders.readline()):
         order = json.loads(line)
@@ -255,7 +259,7 @@ def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], 
         say("ended", result=result)
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """One step of next to nothing: what torch loads at its first step is not to count as the first trial's time and memory."""
     import torch
 

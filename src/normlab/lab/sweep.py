@@ -174,8 +174,6 @@ def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, dict[str,
 class Engine(Protocol):
     """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, ended, lost."""
 
-    workers: int
-
     def run(
         self, folder: Path, trials: Sequence[Trial], notify: Callable[[str, Trial, dict[str, Any]], None]
     ) -> None: ...
