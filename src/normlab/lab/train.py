@@ -44,7 +44,7 @@ _prepare_16_bit_once = functools.cache(machine.prepare_16_bit)  # it starts a pr
 STILL_FALLING = (
     0.01  # relative fall of the held-out loss over the second half of a run that sets untrained apart from collapsed
 )
-RECORDED = 20  # steps of a run that the watch records: a diagnosis needs a dozen
+RECORDED = 12  # steps of a run that the watch records, at least: what a diagnosis needs
 EVALUATION_BATCH = 64  # examples; the mean over them does not depend on it
 
 
@@ -381,6 +381,8 @@ class _Training:
             watching.load_state(self.probes)
 
         def save() -> None:
+            if watching is not None:
+                watching.flush()  # a checkpoint holds no more than the run
             if writer is not None:
                 facts = {"readings": writer.sync(), "earlier": self.earlier + time.perf_counter() - started}
                 self._save(model, optimizer, facts, {} if watching is None else watching.state())
@@ -392,18 +394,17 @@ class _Training:
                 self.step += 1
                 if watching is not None:
                     watching.step(loss=loss)
-                    watching.flush()  # the loss is a number already: nothing is gained by waiting
                 elif writer is not None:
                     writer.write(self.step, {"loss": {"model": loss}})
                 if self.step == 1:
                     self.first_loss = loss
-                self.recent = (
-                    [*self.recent[-max(0, experiment.steps // 10 - 1) :], loss] if experiment.steps >= 20 else [loss]
-                )
+                self.recent = [*self.recent, loss][-max(1, experiment.steps // 10) :]
                 self.stepping += time.perf_counter() - began
                 if not math.isfinite(loss):
                     return self._diverged(f"the training loss is {loss}", writer)
                 if experiment.evaluates(self.step):
+                    if watching is not None:
+                        watching.flush()  # losses wait for a recorded step: they belong before what follows
                     self._evaluate(task, model, writer)
                     if not math.isfinite(self.curve[-1][1]):
                         return self._diverged(f"the held-out loss is {self.curve[-1][1]}", writer)
