@@ -12,13 +12,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: .venv/stamp
 
-.venv/stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+
+.venv/stamp: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q -e ".[dev]"
+	touch $@ .venv/demo
+
+# What a demonstration needs, without the tools of development: half the download.
+.venv/demo: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q torch==2.13.0
+	$(BIN)/pip install -q -e ".[lab]"
 	touch $@
 
-demo: setup
+demo: .venv/demo
 	$(BIN)/normlab doctor --no-allocator
 	$(BIN)/normlab compare
 
