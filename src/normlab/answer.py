@@ -475,11 +475,8 @@ def _of_axes(answer: Answer, grid: _Grid, at_best: AtBest) -> Iterator[Sentence]
 # ---- on disk ---------------------------------------------------------------------------------------------------------
 
 
-def collect(folder: str | Path) -> tuple[Data, list[Data]]:
-    """(sweep.json, the entries of the trials that ended). A run that cannot be read, or has no result, is a missing one.
-
-    What the sweep does not say about its task and machine is taken from the first run that does.
-    """
+def read_sweep(folder: str | Path) -> Data:
+    """What sweep.json says was to be compared."""
     path = Path(folder) / "sweep.json"
     try:
         sweep = json.loads(path.read_text(encoding="utf-8"))
@@ -489,9 +486,18 @@ def collect(folder: str | Path) -> tuple[Data, list[Data]]:
         raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
     if not isinstance(sweep, dict) or sweep.get("schema") != SWEEP_SCHEMA:
         raise RunUnreadable(f"{path} has another schema than {SWEEP_SCHEMA!r}; a newer normlab may have written it")
+    return sweep
+
+
+def collect(folder: str | Path) -> tuple[Data, list[Data]]:
+    """(sweep.json, the entries of the trials that ended). A run that cannot be read, or has no result, is a missing one.
+
+    What the sweep does not say about its task and machine is taken from the first run that does.
+    """
+    sweep = read_sweep(folder)
     outer = [name for name in sweep["axes"] if name not in ("lr", "seed")]
     trials = []
-    for place in sorted((path.parent / "trials").glob("*")):
+    for place in sorted((Path(folder) / "trials").glob("*")):
         try:
             info = runs.Run(place).info
             of, task = info["experiment"], info.get("task") or {}

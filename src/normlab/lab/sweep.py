@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
-from ..answer import cell_name, plain
+from ..answer import SWEEP_SCHEMA, cell_name, plain, read_sweep
 from ..errors import RunUnreadable, unknown
 from ..runs import INFO, Run
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
 
-SCHEMA = "normlab.sweep/1"
 FILE, TRIALS = "sweep.json", "trials"
 INNER_AXES = ("lr", "seed")  # the rest names the cells
 START_SECONDS = 3.0  # until a worker has loaded torch
@@ -105,27 +104,21 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         axes = {name: list(values) for name, values in self.axes.items()}
-        found = {"schema": SCHEMA, "base": self.base.to_dict(), "axes": axes,
+        found = {"schema": SWEEP_SCHEMA, "base": self.base.to_dict(), "axes": axes,
                  "baseline": dict(self.baseline or self.cells()[0]),
                  "refused": [{**r, "cell": cell_name(r["axes"])} for r in self.refused]}  # fmt: skip
         return json.loads(json.dumps(found))  # as it will be read again: a pair is a list
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        path = Path(folder) / FILE
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise RunUnreadable(f"{folder} holds no sweep: there is no {FILE} in it") from None
-        except ValueError as error:
-            raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-            raise RunUnreadable(f"{path} has another schema than {SCHEMA!r}; a newer normlab may have written it")
+        found = read_sweep(folder)
         try:
             return cls(base=Experiment.from_dict(found["base"]), axes=found["axes"], baseline=found["baseline"],
                        refused=found["refused"])  # fmt: skip
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RunUnreadable(f"{path} does not describe a sweep: {type(error).__name__}: {error}") from error
+            raise RunUnreadable(
+                f"{Path(folder) / FILE} does not describe a sweep: {type(error).__name__}: {error}"
+            ) from error
 
 
 def checked(sweep: Sweep) -> Sweep:
