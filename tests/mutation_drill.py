@@ -1,4 +1,4 @@
-"""The mutation drill: break a kernel or a formula on purpose, one line at a time, and see a test turn red.
+"""The mutation drill: break a kernel, a formula or the lab on purpose, one line at a time, and see a test turn red.
 
 Each mutation is applied to a copy of the tree, the copy is built (one instruction set, no optimisation needed) and the
 tests named for it are run against it. A mutation that every test survives is a hole in the tests: exit code 1.
@@ -39,6 +39,8 @@ PLACE, MODEL, SEEN = "src/normlab/placements.py", "src/normlab/transformer.py", 
 FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = "tests/test_placements.py", "tests/test_transformer.py", "tests/test_probes.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
+TRAINER, TASKS, ANSWER = "src/normlab/lab/train.py", "src/normlab/lab/tasks.py", "src/normlab/answer.py"
+FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/test_train.py", "tests/test_tasks.py", "tests/test_answer.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * load_same(gain + j) + load_same(bias + j), count);", "xhat + load_same(bias + j), count);", f"{AGREES} and rms and float32"),
@@ -98,6 +100,18 @@ MUTATIONS = [
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return torch._C._current_graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
     Mutation("runs: a torn line is continued", "src/normlab/runs.py", "            file.truncate(at + tail.rfind(b\"\\n\") + 1)", "            pass", "torn", "tests/test_runs.py"),
+    Mutation("lab: random numbers not put back", "src/normlab/lab/checkpoint.py", 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
+    Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
+    Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
+    Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
+    Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
+    Mutation("lab: losses behind the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_TRAINER),
+    Mutation("lab: batches forget the step", TASKS, '_generator("text", seed, step)', '_generator("text", seed)', "text", FOR_TASKS),
+    Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", FOR_TASKS),
+    Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", FOR_TASKS),
+    Mutation("answer: seeds not paired", ANSWER, 'pairs[name] = [(at_best[name][seed]["loss"], base[seed]["loss"]) for seed in shared]', 'pairs[name] = [(at_best[name][a]["loss"], base[b]["loss"]) for a, b in zip(shared, shared[::-1], strict=True)]', "pairing_decides or paired_one", FOR_ANSWER),
+    Mutation("answer: no correction", ANSWER, "family or len(ps), holm(ps, family)", "family or len(ps), list(ps)", "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r["trained"] and not any(r[o] for o in ("untrained", *BROKEN))]', 'whole = [r for r in rates if r["trained"]]', "test_", FOR_ANSWER),
 ]  # fmt: skip
 
 

@@ -35,7 +35,9 @@ def start(arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """The command in a process of its own; what it prints goes to <folder>.out and .err."""
     with open(f"{folder}.out", "ab") as out, open(f"{folder}.err", "ab") as err:
         return subprocess.Popen([sys.executable, "-m", "normlab", *arguments], stdout=out, stderr=err,
-                                env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+                                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                                # A shell starts what runs in the background with Ctrl-C ignored, and children inherit that.
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 def resume(folder: Path, *more: str) -> list[str]:
@@ -416,7 +418,7 @@ def test_two_thousand_finished_trials_leave_nothing_to_do(tmp_path, capsys):
     shown = capsys.readouterr()
     summary = json.loads(shown.out)
     assert len(summary["trials"]) == 2000 and summary["complete"] is True
-    assert "2000 are finished and stay as they are" in shown.err and "1/" not in shown.err
+    assert "2000 are finished and stay as they are" in shown.err and "\n1/" not in shown.err
 
 
 def resident(pid: int) -> int:

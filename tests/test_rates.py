@@ -113,17 +113,30 @@ def test_the_command_line_runs_it_on_text(capsys):
 
 
 def test_the_command_line_takes_a_factory_of_ones_own(tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "factory_of_rates.py").write_text(
         "import torch\nfrom torch import nn\nfrom itertools import repeat\n"
         "make_model = lambda: nn.Linear(1, 1)\n"
         "make_loader = lambda seed: repeat(torch.ones(4, 1))\n"
         "loss_of = lambda model, x: (model(x) - 5).square().mean()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert cli.main(["lr-range", "--model", "mine:make_model", "--data", "mine:make_loader", "--loss", "mine:loss_of",
+    assert cli.main(["lr-range", "--model", "factory_of_rates:make_model", "--data", "factory_of_rates:make_loader", "--loss", "factory_of_rates:loss_of",
                      "--steps", "20", "--seeds", "1", "--json"]) == 0  # fmt: skip
     assert json.loads(capsys.readouterr().out)["brackets"][0]["stable"] > 0
-    assert cli.main(["lr-range", "--model", "mine:absent", "--data", "mine:make_loader", "--loss", "mine:loss_of"]) == 2
+    assert (
+        cli.main(
+            [
+                "lr-range",
+                "--model",
+                "factory_of_rates:absent",
+                "--data",
+                "factory_of_rates:make_loader",
+                "--loss",
+                "factory_of_rates:loss_of",
+            ]
+        )
+        == 2
+    )
     assert "absent" in capsys.readouterr().err
-    assert cli.main(["lr-range", "--model", "mine:make_model"]) == 2
+    assert cli.main(["lr-range", "--model", "factory_of_rates:make_model"]) == 2
     assert "--data" in capsys.readouterr().err

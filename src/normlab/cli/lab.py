@@ -285,7 +285,7 @@ def _cores() -> int:
 
 def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int) -> int:
     from ..lab import FolderInUse, StorageFailed, plan, run
-    from ..lab.folders import sole_writer
+    from ..lab.folders import sole_writer, storage_failed
     from ..lab.pool import WorkerFailed
 
     say = _to_stderr if args.json else _to_stdout
@@ -311,10 +311,10 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     except BrokenPipeError:
         print(f"normlab compare: stopped, nobody reads the output. Go on with: {go_on}", file=sys.stderr)
         raise
-    except FileNotFoundError as error:
-        print(f"normlab compare: {error}", file=sys.stderr)
-        return 1
     except (StorageFailed, OSError) as error:
+        if isinstance(error, FileNotFoundError) and not storage_failed(error, folder):  # a text file, for example
+            print(f"normlab compare: {error}", file=sys.stderr)
+            return 1
         what = error if isinstance(error, StorageFailed) else f"{folder} cannot be written: {error}"
         print(f"normlab compare: stopped, {what}", file=sys.stderr)
         if (folder / "sweep.json").exists():

@@ -293,7 +293,8 @@ class _Training:
                     self.folder, model, {"experiment": self.experiment.to_dict(), "step": self.step}
                 )
             writer.close("finished", result=result)
-            (self.folder / checkpoint.FILE).unlink(missing_ok=True)
+            for name in (checkpoint.FILE, checkpoint.FILE + ".partial"):  # a kill while saving leaves the second
+                (self.folder / name).unlink(missing_ok=True)
             return result
         except (Stopped, KeyboardInterrupt):
             if writer is not None:
