@@ -41,8 +41,10 @@ from .folders import sole_writer, storage_failed
 
 CHECKPOINT_SECONDS = 30.0
 _prepare_16_bit_once = functools.cache(machine.prepare_16_bit)  # it starts a process that imports torch
+# A model that has collapsed to the frequencies of its targets can end a hair below them: better means by this share.
+MARGIN = 0.02
 STILL_FALLING = (
-    0.01  # relative fall of the held-out loss over the second half of a run that sets untrained apart from collapsed
+    0.01  # share by which the held-out loss fell over the second half: what sets untrained apart from collapsed
 )
 RECORDED = 12  # steps of a run that the watch records, at least: what a diagnosis needs
 EVALUATION_BATCH = 64  # examples; the mean over them does not depend on it
@@ -491,14 +493,16 @@ class _Training:
             "evaluation_seconds": round(self.evaluating, 4), "tokens_per_second": rate, "matmul_share": share,
         }  # fmt: skip
         if task is not None and loss is not None:
-            limit = self.first_loss if task.blind is None else task.blind
+            blind = self.first_loss if task.blind is None else task.blind
+            limit = (1 - MARGIN) * blind
             if loss >= limit:
                 whom = "its first training loss" if task.blind is None else "a predictor that never sees the input"
                 middle = next(value for step, value in self.curve if 2 * step >= self.step)
                 falling = loss < (1 - STILL_FALLING) * middle
                 result["outcome"] = "untrained" if falling else "collapsed"
-                result["cause"] = f"held-out loss {loss:.4g}, no better than {limit:.4g} of {whom}" + (
-                    f", but still falling ({middle:.4g} half-way): more steps or a higher rate" if falling else ""
+                result["cause"] = (
+                    f"held-out loss {loss:.4g}, no better than {blind:.4g} of {whom} (by {MARGIN:.0%})"
+                    + (f", but still falling ({middle:.4g} half-way): more steps or a higher rate" if falling else "")
                 )
         return result
 
