@@ -17,7 +17,7 @@ from .show import table
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep, Trial
 
-# The default comparison: what the folklore is about, about four minutes on two cores.
+# The default comparison: what the folklore is about, about three minutes on two cores.
 NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", 3, 120
 
 COMPARE = """examples:
