@@ -98,8 +98,9 @@ def main() -> int:
     for language, words in WORDS.items():
         page = ROOT / "docs" / language / "benchmark.md"
         text = page.read_text(encoding="utf-8")
-        head = text[: text.index(words["title"])]
-        page.write_text(head + render(result, path.relative_to(ROOT).as_posix(), words), encoding="utf-8")
+        head, _, rest = text.partition(words["title"])
+        after = rest[rest.index("\n## ") :] if "\n## " in rest else ""  # sections behind the results stay
+        page.write_text(head + render(result, path.relative_to(ROOT).as_posix(), words) + after, encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
     return 0
 
