@@ -253,3 +253,14 @@ def test_words():
     planned = Plan(Sweep(base=TINY, axes=AXES), None, {}, Sweep(base=TINY, axes=AXES).trials(), 2, 61.0)
     assert str(planned).splitlines() == [
         "12 cells x 3 rates x 3 seeds = 108 trials of 7 steps, task text, 2 at a time", "estimated time: 1 min 1 s"]  # fmt: skip
+
+
+def test_a_plan_says_why_it_has_no_estimate(tmp_path, monkeypatch):
+    from normlab.lab import sweep as module
+
+    def broken(trials):
+        raise RuntimeError("the machine is on fire")
+
+    monkeypatch.setattr(module, "measure", broken)
+    planned = plan(Sweep(base=Experiment(steps=2), axes={"norm": ["layer"]}), tmp_path / "sweep", 1)
+    assert planned.seconds is None and "no estimate of the time: RuntimeError: the machine is on fire" in str(planned)

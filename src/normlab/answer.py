@@ -477,16 +477,7 @@ def _of_axes(answer: Answer, grid: _Grid, at_best: AtBest) -> Iterator[Sentence]
 
 def read_sweep(folder: str | Path) -> Data:
     """What sweep.json says was to be compared."""
-    path = Path(folder) / "sweep.json"
-    try:
-        sweep = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunUnreadable(f"{folder} holds no sweep: there is no {path.name} in it") from None
-    except ValueError as error:
-        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(sweep, dict) or sweep.get("schema") != SWEEP_SCHEMA:
-        raise RunUnreadable(f"{path} has another schema than {SWEEP_SCHEMA!r}; a newer normlab may have written it")
-    return sweep
+    return runs.read_described(Path(folder) / "sweep.json", SWEEP_SCHEMA, "sweep")
 
 
 def collect(folder: str | Path) -> tuple[Data, list[Data]]:

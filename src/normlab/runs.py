@@ -168,20 +168,25 @@ def _cut_after(path: Path, step: int) -> None:
                 new.write(line)
 
 
-def _read_info(folder: Path) -> dict[str, Any]:
-    path = folder / INFO
+def read_described(path: Path, schema: str, what: str) -> dict[str, Any]:
+    """A JSON object that names its schema; one that is missing, broken or of another schema is refused in words."""
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        # NaN and Infinity are not JSON, yet Python would read them.
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
     except FileNotFoundError:
-        raise RunUnreadable(f"{folder} holds no run: there is no {INFO} in it") from None
+        raise RunUnreadable(f"{path.parent} holds no {what}: there is no {path.name} in it") from None
     except ValueError as error:
         raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
-    schema = info.get("schema") if isinstance(info, dict) else None
-    if schema != SCHEMA:
+    came = found.get("schema") if isinstance(found, dict) else None
+    if came != schema:
         raise RunUnreadable(
-            f"{path} has schema {schema!r}, this version reads {SCHEMA!r}; a newer normlab may have written it"
+            f"{path} has schema {came!r}, this version reads {schema!r}; a newer normlab may have written it"
         )
-    return info
+    return found
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    return read_described(folder / INFO, SCHEMA, "run")
 
 
 @dataclass(frozen=True)

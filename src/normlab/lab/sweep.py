@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from .. import __version__
 from ..answer import SWEEP_SCHEMA, cell_name, plain, read_sweep
 from ..errors import RunUnreadable, unknown
-from ..runs import INFO, Run
+from ..runs import INFO, Run, replace_file
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
 
@@ -183,6 +183,7 @@ class Plan:
     workers: int
     seconds: float | None = None  # estimate for what is missing
     work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # of the cells, see measure
+    unknown: str | None = None  # why there is no estimate, if one was tried
 
     def __str__(self) -> str:
         cells = len(self.sweep.cells()) - len(self.sweep.refused)
@@ -194,6 +195,8 @@ class Plan:
         lines += [f"refused: {cell_name(r['axes'])}: {r['reason']}" for r in self.sweep.refused]
         if self.seconds is not None and self.missing:
             lines.append(f"estimated time: {duration(self.seconds)}")
+        if self.unknown is not None:
+            lines.append(f"no estimate of the time: {self.unknown}")
         return "\n".join(lines)
 
 
@@ -292,20 +295,17 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "normlab": __version__,
         }
-        partial = folder / (FILE + ".partial")
-        partial.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, folder / FILE)
+        replace_file(folder / FILE, json.dumps(facts, indent=1) + "\n")
     done, missing = finished(folder, sweep.trials())
     work: dict[str, dict[str, float]] = {}
-    seconds = None
+    seconds, unknown = None, None
     if estimate and missing and sweep.base.make_model is None:
         try:
             work = measure(missing)
-        except Exception:
-            work = {}  # the trial itself will say what is wrong with it
-        else:
             seconds = _estimate(missing, work, workers)
-    return Plan(sweep, folder, done, missing, workers, seconds, work)
+        except Exception as error:  # the trial itself will fail with it, and its traceback is kept
+            unknown = f"{type(error).__name__}: {error}"
+    return Plan(sweep, folder, done, missing, workers, seconds, work, unknown)
 
 
 def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:

@@ -10,7 +10,6 @@ to say how it broke. Non-finite numbers never leave this module: a curve ends in
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from ..diagnosis import FEW, diagnose
 from ..errors import RunUnreadable
-from ..runs import INFO, Run, Series
+from ..runs import INFO, Run, Series, read_described
 
 SUMMARY, SWEEP = "summary.json", "sweep.json"
 POINTS = 200  # of a curve
@@ -50,8 +49,8 @@ def view(folder: str | Path) -> Data:
 
 
 def _of_sweep(folder: Path) -> Data:
-    summary = _read(folder / SUMMARY, "normlab.summary/1")
-    sweep = _read(folder / SWEEP, "normlab.sweep/1") if (folder / SWEEP).exists() else {}
+    summary = read_described(folder / SUMMARY, "normlab.summary/1", "summary")
+    sweep = read_described(folder / SWEEP, "normlab.sweep/1", "sweep") if (folder / SWEEP).exists() else {}
     trials: list[Data] = summary.get("trials") or []
     cells: list[Data] = sorted(summary.get("cells") or [], key=lambda c: c.get("rank") or math.inf)
     refused: list[Data] = summary.get("refused") or []
@@ -85,19 +84,6 @@ def _of_sweep(folder: Path) -> Data:
             **_facts(summary, next((r[0]["info"] for r in read.values() if r), {}), sweep.get("base")),
         },
     }  # fmt: skip
-
-
-def _read(path: Path, schema: str) -> Data:
-    try:
-        # NaN and Infinity are not JSON, yet Python would read them
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except ValueError as error:
-        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
-    if (came := _dict(found).get("schema")) != schema:
-        raise RunUnreadable(
-            f"{path} has schema {came!r}, this version reads {schema!r}; a newer normlab may have written it"
-        )
-    return _dict(found)
 
 
 def _planned(sweep: Mapping[str, Any], refused: int) -> int | None:
