@@ -498,7 +498,7 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(RunUnreadable, match="not valid JSON"):
         collect(tmp_path)
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": "normlab.sweep/2"}))
-    with pytest.raises(RunUnreadable, match="has schema 'normlab.sweep/2', this version reads 'normlab.sweep/1'"):
+    with pytest.raises(RunUnreadable, match=r"has schema 'normlab.sweep/2', this version reads 'normlab.sweep/1'"):
         collect(tmp_path)
 
 

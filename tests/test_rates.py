@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from normlab import cli
-from normlab.rates import Bracket, lr_range, summarize, text_task
+from normlab.lab import Experiment
+from normlab.lab.train import parts_of
+from normlab.rates import Bracket, lr_range, summarize
 
 
 class Bowl(nn.Module):
@@ -90,8 +92,14 @@ def test_post_norm_of_twelve_layers_reaches_no_more_than_frequencies_at_any_rate
     """Without warm-up; the entropy of single bytes of this text is 3.26 nats."""
 
     def best(placement):
+        sizes = {"dim": 32, "num_layers": 12, "ffn_dim": 128}
         found = lr_range(
-            *text_task("layer", placement, 32, 12), lowest=1e-3, highest=0.1, steps=40, seeds=1, halvings=0
+            *parts_of(Experiment(placement=placement, model=sizes)),
+            lowest=1e-3,
+            highest=0.1,
+            steps=40,
+            seeds=1,
+            halvings=0,
         )
         return found.brackets[0].best_loss
 

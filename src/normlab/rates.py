@@ -18,11 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .intervals import mean_interval
-from .transformer import TransformerConfig, build
 
 MOST_LOST = 0.05  # of the best rate's gain
 
@@ -192,25 +190,3 @@ def summarize(brackets: tuple[Bracket, ...]) -> LearningRateRange:
     assert low is not None and high is not None
     half = max((high - low) / 2, statistics.fmean((top - bottom) / 2 for bottom, top in pairs))
     return LearningRateRange(brackets, math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
-def text_task(
-    norm: str, placement: str, dim: int, num_layers: int
-) -> tuple[Callable[[], nn.Module], Callable[[nn.Module, Any], Tensor], Callable[[int], Iterable[Any]]]:
-    """A byte-level decoder on the prose of Python's help pages: (make, loss_of, batches)."""
-    from pydoc_data.topics import topics
-
-    config = TransformerConfig(architecture="decoder", norm=norm, placement=placement, dim=dim, num_layers=num_layers,
-                               max_length=64)  # fmt: skip
-    data = torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode()), dtype=torch.long)
-
-    def batches(seed: int) -> Iterator[Tensor]:
-        draw = torch.Generator().manual_seed(seed)
-        while True:
-            at = torch.randint(0, len(data) - 65, (16,), generator=draw)
-            yield data[at[:, None] + torch.arange(65)]
-
-    def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-
-    return lambda: build(config), loss_of, batches

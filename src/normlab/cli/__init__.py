@@ -210,14 +210,18 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def run_lr_range(args: argparse.Namespace) -> int:
     from .. import rates
-    from ..lab.train import named
+    from ..lab import Experiment
+    from ..lab.train import named, parts_of
 
     try:
         own = [args.model, args.loss, args.data]
         if any(own) and not all(own):
             raise ValueError("your own model needs all of --model, --data and --loss")
+        sizes = {"dim": args.dim, "num_layers": args.layers, "ffn_dim": 4 * args.dim}
         parts = (
-            tuple(map(named, own)) if all(own) else rates.text_task(args.norm, args.placement, args.dim, args.layers)
+            tuple(map(named, own))
+            if all(own)
+            else parts_of(Experiment(norm=args.norm, placement=args.placement, model=sizes))
         )
         found = rates.lr_range(
             *parts, lowest=args.lowest, highest=args.highest, steps=args.steps, seeds=args.seeds, halvings=args.halvings,

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import os
 import platform
@@ -115,6 +116,16 @@ def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> 
         raise TypeError(f"{experiment.make_model} must return a torch.nn.Module, got {type(model).__name__}")
     return model, [f"{name} is not an argument of {experiment.make_model}: the model is as it makes it"
                    for name in ("norm", "placement") if name not in given]  # fmt: skip
+
+
+def parts_of(
+    experiment: Experiment,
+) -> tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[[int], Iterator[Any]]]:
+    """(make, loss_of, batches) of its model and data, as :func:`normlab.lr_range` takes them."""
+    task = task_of(experiment)
+    config, _ = model_config(experiment, task)
+    size = experiment.batch_size or task.batch_size
+    return lambda: build(config), task.loss, lambda seed: (task.batch(seed, step, size) for step in itertools.count(1))
 
 
 def make_optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
