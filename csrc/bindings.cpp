@@ -23,6 +23,17 @@ const Isa* chosen = nullptr;
 
 template <class P> P* at(Address a) { return (P*)a; }
 
+// Room for statistics in a bytes object: a tenth of the price of a tensor.
+nb::object doubles(int64_t count) {
+    nb::object room = nb::steal(PyBytes_FromStringAndSize(nullptr, count * (int64_t)sizeof(double)));
+    if (!room.is_valid()) nb::raise_python_error();
+    return room;
+}
+// Where statistics lie: the bytes a forward returned, or an address.
+Address address_of(nb::handle statistics) {
+    return PyBytes_Check(statistics.ptr()) ? (Address)PyBytes_AS_STRING(statistics.ptr()) : nb::cast<Address>(statistics);
+}
+
 RowNorm row_norm(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
                  double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
                  Address bias, Address x, Address statistics) {
@@ -45,9 +56,7 @@ nb::object row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t pa
                  double drop, uint64_t seed) {
     nb::object kept = nb::none();
     if (!statistics) {
-        const int64_t values = (RowMode)mode == RowMode::layer ? 2 * rows : rows;
-        kept = nb::steal(PyBytes_FromStringAndSize(nullptr, values * (int64_t)sizeof(double)));
-        if (!kept.is_valid()) nb::raise_python_error();
+        kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
         statistics = (Address)PyBytes_AS_STRING(kept.ptr());
     }
     nb::gil_scoped_release released;
@@ -59,13 +68,11 @@ nb::object row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t pa
     return kept;
 }
 
-// `statistics`: the bytes row_forward returned, or an address.
 void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
                   double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
                   Address x, nb::handle statistics, Address grad, Address dx, Address dweight, Address dbias,
                   bool residual, Address grad_stream, Address dbranch, double alpha, double drop, uint64_t seed) {
-    const Address kept = PyBytes_Check(statistics.ptr()) ? (Address)PyBytes_AS_STRING(statistics.ptr())
-                                                         : nb::cast<Address>(statistics);
+    const Address kept = address_of(statistics);
     nb::gil_scoped_release released;
     RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
                          threads, mask, weight, 0, x, kept);
@@ -81,35 +88,48 @@ void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial
 
 ColumnNorm column_norm(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
                        bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
-                       Address mask, Address weight, Address bias, Address x, Address mean, Address var, Address count) {
+                       Address mask, Address weight, Address bias, Address x, Address statistics) {
     ColumnNorm a{};
     a.segments = segments; a.rows = rows; a.channels = channels; a.groups = groups; a.planes = planes;
     a.pooled = pooled; a.centered = centered; a.given = given; a.dtype = (DType)dtype;
     a.param_dtype = (DType)param_dtype; a.eps = eps; a.offset_gain = offset_gain; a.threads = threads;
     a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
-    a.mean = at<double>(mean); a.var = at<double>(var); a.count = at<double>(count);
+    const int64_t values = (pooled ? 1 : segments) * groups;
+    a.mean = at<double>(statistics);  // [mean | square | count]
+    a.var = a.mean + values;
+    a.count = a.var + values;
     return a;
 }
 
-void column_forward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
-                    bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
-                    Address mask, Address weight, Address bias, Address x, Address mean, Address var, Address count,
-                    Address y, Address running_mean, Address running_var, int running_dtype, double factor) {
+// The statistics go to the address given or, when it is 0, into a bytes object that is returned (else None).
+nb::object column_forward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
+                          bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain,
+                          int threads, Address mask, Address weight, Address bias, Address x, Address statistics,
+                          Address y, Address running_mean, Address running_var, int running_dtype, double factor) {
+    nb::object kept = nb::none();
+    if (!statistics) {
+        kept = doubles((pooled ? 1 : segments) * (2 * groups + 1));
+        statistics = (Address)PyBytes_AS_STRING(kept.ptr());
+    }
+    nb::gil_scoped_release released;
     ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
-                               eps, offset_gain, threads, mask, weight, bias, x, mean, var, count);
+                               eps, offset_gain, threads, mask, weight, bias, x, statistics);
     a.y = at<void>(y); a.running_mean = at<void>(running_mean); a.running_var = at<void>(running_var);
     a.running_dtype = (DType)running_dtype; a.factor = factor;
     if (y) chosen->table->column_forward(a);
     else chosen->table->column_moments(a);
+    return kept;
 }
 
 void column_backward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
                      bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
-                     Address mask, Address weight, Address x, Address mean, Address var, Address count, Address grad,
-                     Address sum_grad, Address sum_grad_xhat, bool sums, bool apply, Address direct, Address along,
-                     Address offset, Address dx, Address dweight, Address dbias) {
+                     Address mask, Address weight, Address x, nb::handle statistics, Address grad, Address sum_grad,
+                     Address sum_grad_xhat, bool sums, bool apply, Address direct, Address along, Address offset,
+                     Address dx, Address dweight, Address dbias) {
+    const Address kept = address_of(statistics);
+    nb::gil_scoped_release released;
     ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
-                               eps, offset_gain, threads, mask, weight, 0, x, mean, var, count);
+                               eps, offset_gain, threads, mask, weight, 0, x, kept);
     a.grad = at<void>(grad); a.sum_grad = at<double>(sum_grad); a.sum_grad_xhat = at<double>(sum_grad_xhat);
     a.direct = at<double>(direct); a.along = at<double>(along); a.offset = at<double>(offset);
     a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
@@ -167,8 +187,8 @@ NB_MODULE(_native, m) {
 #endif
     m.def("row_forward", &row_forward);
     m.def("row_backward", &row_backward);
-    m.def("column_forward", &column_forward, Released());
-    m.def("column_backward", &column_backward, Released());
+    m.def("column_forward", &column_forward);
+    m.def("column_backward", &column_backward);
     m.def("pointwise_forward", &pointwise_forward, Released());
     m.def("pointwise_backward", &pointwise_backward, Released());
 }

@@ -21,11 +21,16 @@ constexpr int run_rows = 16;        // rows summed in registers before a float64
 constexpr int apply_rows = 4;       // rows that share one load of the coefficients
 constexpr int64_t chunk = 4096;     // planes: values per run
 
-enum Slot { slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums, slot_backward };  // slot_gather is used by workers, the others by the caller
+// slot_gather is used by workers, the others by the caller.
+enum Slot {
+    slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums, slot_backward, slot_spread
+};
 
 inline int64_t sets(const ColumnNorm& a) { return a.pooled ? 1 : a.segments; }
 inline int64_t set_of(const ColumnNorm& a, int64_t segment) { return a.pooled ? 0 : segment; }
 inline int64_t elements(const ColumnNorm& a) { return a.segments * a.rows * a.channels; }
+// One thread where a second costs more than it brings: a forward or a backward here wakes it several times.
+inline int threads(const ColumnNorm& a) { return elements(a) < 65536 ? 1 : a.threads; }
 
 inline void merge(double& n, double& mean, double& m2, double n_b, double mean_b, double m2_b) {
     if (n_b == 0) return;
@@ -122,19 +127,19 @@ template <class T> void column_run(const ColumnNorm& a, const Rows& rows, const 
         n = total;
     }
     // Columns whose squares left the range of the compute type are taken again in float64.
-    const bool tiny_matters = a.eps <= 1e6 * Range<C>::small;
-    for (int64_t c = 0; c < a.channels; ++c) {
+    const double least = a.eps <= 1e6 * Range<C>::small ? Range<C>::small * n : -INFINITY;  // tiny ones matter without eps
+    bool fine = true;
+    for (int64_t l = 0; l < a.channels / Bk::B * Bk::B; ++l) fine &= m2[l] < Range<C>::big && m2[l] >= least;
+    for (int64_t c = fine ? a.channels / Bk::B * Bk::B : 0; c < a.channels; ++c) {
         const int64_t l = slot<T>(c);
-        if (m2[l] < Range<C>::big && !(tiny_matters && m2[l] < Range<C>::small * n)) {
-            if (m2[l] < 0) m2[l] = 0;
-            continue;
-        }
+        if (m2[l] < Range<C>::big && m2[l] >= least) continue;
         double mean_c = 0, m2_c = 0, n_c = 0;
         for (int64_t i = task.begin; i < task.end; ++i)
             merge(n_c, mean_c, m2_c, 1, get(x + rows.at(i) * a.channels, c), 0);
         mean[l] = mean_c;
         m2[l] = m2_c;
     }
+    for (int64_t l = 0; l < padded<C>(a.channels); ++l) m2[l] = m2[l] < 0 ? 0 : m2[l];
 }
 
 // The real values of one plane as runs of neighbours: f(run of x, run of grad, length).
@@ -164,7 +169,7 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
     double* seg_mean = (double*)scratch(slot_segments, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
     double* seg_m2 = seg_mean + a.segments * a.channels;
     if (a.planes) {
-        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+        run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             double n = 0, mean = 0, m2 = 0;
             plane_runs<T>(a, rows, plane / a.channels, plane % a.channels, [&](const T* x, const T*, int64_t count) {
                 const Moments m = moments(x, count, true, a.eps, first<T>(count % Block<C>::B));
@@ -175,7 +180,7 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
         });
     } else {
         double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
-        run_tasks(rows.tasks, elements(a), a.threads, [&](int64_t t) {
+        run_tasks(rows.tasks, elements(a), threads(a), [&](int64_t t) {
             column_run<T>(a, rows, rows.task[t], partial + 2 * t * wide, partial + (2 * t + 1) * wide);
         });
         constexpr int64_t columns = 128;
@@ -187,7 +192,7 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
             while (t < rows.tasks && rows.task[t].segment < s) ++t;
             first_task[s] = t;
         }
-        run_tasks(a.segments * parts, rows.tasks * wide, a.threads, [&](int64_t job) {
+        run_tasks(a.segments * parts, rows.tasks * wide, threads(a), [&](int64_t job) {
             const int64_t s = job / parts, begin = job % parts * columns;
             const int64_t end = begin + columns < wide ? begin + columns : wide;
             const int64_t t0 = first_task[s], t1 = first_task[s + 1];
@@ -220,6 +225,17 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
     // Merge channels of a group, and segments when pooled, into sets.
     const int64_t width = a.channels / a.groups;
     for (int64_t set = 0; set < sets(a); ++set) {
+        if (width == 1 && sets(a) == a.segments) {  // nothing to merge
+            const double n = a.count[set] = (double)rows.count(set), some = n > 0 ? n : 1;
+            const double *seg_mean_s = seg_mean + set * a.channels, *seg_m2_s = seg_m2 + set * a.channels;
+            double *mean = a.mean + set * a.channels, *var = a.var + set * a.channels;
+            for (int64_t c = 0; c < a.channels; ++c) {
+                const double m = seg_mean_s[c], v = seg_m2_s[c] / some;
+                mean[c] = a.centered ? m : 0;
+                var[c] = a.centered ? v : v + m * m;
+            }
+            continue;
+        }
         double cells = 0;
         for (int64_t g = 0; g < a.groups; ++g) {
             double n = 0, mean = 0, m2 = 0;
@@ -235,13 +251,22 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
     }
 }
 
-void update_running(const ColumnNorm& a) {
-    const double n = a.count[0];
-    if (n < 2) return;  // says nothing about a variance
+template <class P> void move_towards(const ColumnNorm& a, P* mean, P* var) {
+    const double n = a.count[0], unbiased = n / (n - 1);
     for (int64_t c = 0; c < a.channels; ++c) {
-        const double old_mean = get(a.running_dtype, a.running_mean, c), old_var = get(a.running_dtype, a.running_var, c);
-        put(a.running_dtype, a.running_mean, c, old_mean + a.factor * (a.mean[c] - old_mean));
-        put(a.running_dtype, a.running_var, c, old_var + a.factor * (a.var[c] * (n / (n - 1)) - old_var));
+        const double old_mean = get(mean, c), old_var = get(var, c);
+        put(mean, c, old_mean + a.factor * (a.mean[c] - old_mean));
+        put(var, c, old_var + a.factor * (a.var[c] * unbiased - old_var));
+    }
+}
+
+void update_running(const ColumnNorm& a) {
+    if (a.count[0] < 2) return;  // says nothing about a variance
+    switch (a.running_dtype) {
+        case DType::f32: return move_towards(a, (float*)a.running_mean, (float*)a.running_var);
+        case DType::f64: return move_towards(a, (double*)a.running_mean, (double*)a.running_var);
+        case DType::bf16: return move_towards(a, (bf16*)a.running_mean, (bf16*)a.running_var);
+        case DType::f16: return move_towards(a, (f16*)a.running_mean, (f16*)a.running_var);
     }
 }
 
@@ -264,26 +289,37 @@ template <class T> Coefficients<T> coefficients(const ColumnNorm& a, int arrays)
     return {base, wide, arrays};
 }
 
-// f(set, group's mean, group's 1/deviation, first channel, end) for every statistic.
-template <class F> inline void each_group(const ColumnNorm& a, F&& f) {
+// f(set, mean, 1/deviation) for every set, the two as one value per channel: plain loops over channels follow, which the
+// compiler turns into vectors (a root and a division for each channel in turn took a third of a small BatchNorm).
+template <class F> inline void each_set(const ColumnNorm& a, F&& f) {
     const int64_t width = a.channels / a.groups;
-    for (int64_t set = 0; set < sets(a); ++set)
-        for (int64_t g = 0; g < a.groups; ++g) {
-            const int64_t at = set * a.groups + g;
-            f(set, at, a.mean[at], 1.0 / sqrt(a.var[at] + a.eps), g * width, (g + 1) * width);
+    double* rstd = (double*)scratch(slot_spread, (size_t)a.channels * 2 * sizeof(double));
+    double* spread = rstd + a.channels;
+    for (int64_t set = 0; set < sets(a); ++set) {
+        const double *mean = a.mean + set * a.groups, *var = a.var + set * a.groups;
+        for (int64_t g = 0; g < a.groups; ++g) rstd[g] = 1.0 / sqrt(var[g] + a.eps);
+        if (width > 1) {
+            for (int64_t g = a.groups - 1; g >= 0; --g)  // from the end: a group lies behind the value it is filled with
+                for (int64_t c = (g + 1) * width - 1; c >= g * width; --c) {
+                    rstd[c] = rstd[g];
+                    spread[c] = mean[g];
+                }
+            mean = spread;
         }
+        f(set, mean, rstd);
+    }
 }
 
-// (x - mean) * rstd in two steps: hi is the mean rounded, the rest of it goes into the constant term.
-template <class T> struct Normalizer {
-    typename Compute<T>::type hi, scale, rest;
-    Normalizer(double mean, double rstd) {
-        typedef typename Compute<T>::type C;
-        hi = (C)mean;
-        scale = (C)rstd;
-        rest = (C)(-(mean - (double)hi) * rstd);
+// Replace each value by the sum over its group.
+inline void sum_groups(const ColumnNorm& a, double* values) {
+    const int64_t width = a.channels / a.groups;
+    if (width == 1) return;
+    for (int64_t g = 0; g < a.groups; ++g) {
+        double total = 0;
+        for (int64_t c = g * width; c < (g + 1) * width; ++c) total += values[c];
+        for (int64_t c = g * width; c < (g + 1) * width; ++c) values[c] = total;
     }
-};
+}
 
 // f(rows of this batch, how many) over all rows of a segment: real rows in batches, rows of padding to `blank`.
 template <class F, class Z> inline void row_batches(const ColumnNorm& a, int64_t begin, int64_t end, F&& f, Z&& blank) {
@@ -301,7 +337,7 @@ template <class F, class Z> inline void row_batches(const ColumnNorm& a, int64_t
 template <class F> void run_rows_of_segments(const ColumnNorm& a, F&& f) {
     const int64_t per_task = 16384 / a.channels > apply_rows ? 16384 / a.channels : apply_rows;
     const int64_t pieces = (a.rows + per_task - 1) / per_task;
-    run_tasks(a.segments * pieces, elements(a), a.threads, [&](int64_t task) {
+    run_tasks(a.segments * pieces, elements(a), threads(a), [&](int64_t task) {
         const int64_t s = task / pieces, begin = task % pieces * per_task;
         const int64_t end = begin + per_task < a.rows ? begin + per_task : a.rows;
         f(s, s * a.rows + begin, s * a.rows + end);
@@ -325,13 +361,12 @@ template <class T> void apply(const ColumnNorm& a) {
     double* bias = gain + a.channels;
     widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
     widen(bias, a.param_dtype, a.bias, a.channels, 0, 0);
-    each_group(a, [&](int64_t set, int64_t, double mean, double rstd, int64_t first_channel, int64_t end) {
-        const C hi = (C)mean;
-        const double rest = (mean - (double)hi) * rstd;
+    each_set(a, [&](int64_t set, const double* mean, const double* rstd) {
         C *his = k.get(set, 0), *factors = k.get(set, 1), *constants = k.get(set, 2);
-        for (int64_t c = first_channel; c < end; ++c) {
+        for (int64_t c = 0; c < a.channels; ++c) {
             const int64_t l = slot<T>(c);
-            const double factor = rstd * gain[c], constant = bias[c] - rest * gain[c];
+            const C hi = (C)mean[c];
+            const double factor = rstd[c] * gain[c], constant = bias[c] - (mean[c] - (double)hi) * factor;
             his[l] = hi;
             factors[l] = factor == factor ? (C)factor : (C)NAN;
             constants[l] = constant == constant ? (C)constant : (C)NAN;
@@ -342,7 +377,7 @@ template <class T> void apply(const ColumnNorm& a) {
     expect_huge(y, (size_t)elements(a) * sizeof(T));
     const Output out(y, elements(a), a.planes ? a.rows : a.channels);
     if (a.planes) {
-        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+        run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
             const C hi = k.get(set, 0)[l], factor = k.get(set, 1)[l], constant = k.get(set, 2)[l];
             const T* from = x + plane * a.rows;
@@ -373,16 +408,17 @@ template <class T> void apply(const ColumnNorm& a) {
 
 // ---- backward -------------------------------------------------------------------------------------------------
 
-// xhat of (set, channel) as Normalizer coefficients in arrays 0..2 of k.
+// xhat = (x - hi) * scale + rest for (set, channel), in arrays 0..2 of k: hi is the mean rounded, rest what that lost.
 template <class T> void fill_normalizers(const ColumnNorm& a, const Coefficients<T>& k) {
-    each_group(a, [&](int64_t set, int64_t, double mean, double rstd, int64_t first_channel, int64_t end) {
-        const Normalizer<T> z(mean, rstd);
-        auto *his = k.get(set, 0), *scales = k.get(set, 1), *rests = k.get(set, 2);
-        for (int64_t c = first_channel; c < end; ++c) {
+    typedef typename Compute<T>::type C;
+    each_set(a, [&](int64_t set, const double* mean, const double* rstd) {
+        C *his = k.get(set, 0), *scales = k.get(set, 1), *rests = k.get(set, 2);
+        for (int64_t c = 0; c < a.channels; ++c) {
             const int64_t l = slot<T>(c);
-            his[l] = z.hi;
-            scales[l] = z.scale;
-            rests[l] = z.rest;
+            const C hi = (C)mean[c];
+            his[l] = hi;
+            scales[l] = (C)rstd[c];
+            rests[l] = (C)(-(mean[c] - (double)hi) * rstd[c]);
         }
     });
 }
@@ -396,7 +432,7 @@ template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     for (int64_t i = 0; i < set_channels; ++i) a.sum_grad[i] = a.sum_grad_xhat[i] = 0;  // null when there is no sample
     if (a.planes) {
         double* per_plane = (double*)scratch(slot_partial, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
-        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+        run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
             const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
             double total = 0, along = 0;
@@ -423,7 +459,7 @@ template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     const T* x = (const T*)a.x;
     const T* grad = (const T*)a.grad;
     double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
-    run_tasks(rows.tasks, elements(a), a.threads, [&](int64_t t) {
+    run_tasks(rows.tasks, elements(a), threads(a), [&](int64_t t) {
         const Rows::Task task = rows.task[t];
         const int64_t set = set_of(a, task.segment);
         const C *hi = k.get(set, 0), *scale = k.get(set, 1), *rest = k.get(set, 2);
@@ -467,13 +503,14 @@ template <class T> void gradient(const ColumnNorm& a) {
     const Coefficients<T> k = coefficients<T>(a, 6);
     fill_normalizers<T>(a, k);
     double* gain = (double*)scratch(slot_sums, (size_t)a.channels * 3 * sizeof(double));
+    double *c1 = gain + a.channels, *c2 = c1 + a.channels;
     widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
-    each_group(a, [&](int64_t set, int64_t, double, double rstd, int64_t first_channel, int64_t end) {
-        const double n = a.count[set];
+    each_set(a, [&](int64_t set, const double*, const double* rstd) {
+        const double n = a.count[set], share = !a.given && n > 0 ? -1.0 / n : 0, share_1 = a.centered ? share : 0;
         const double *sum_grad = a.sum_grad + set * a.channels, *sum_grad_xhat = a.sum_grad_xhat + set * a.channels;
         C *direct = k.get(set, 3), *along = k.get(set, 4), *offset = k.get(set, 5);
         if (a.direct) {
-            for (int64_t c = first_channel; c < end; ++c) {
+            for (int64_t c = 0; c < a.channels; ++c) {
                 const int64_t l = slot<T>(c), i = set * a.channels + c;
                 direct[l] = (C)a.direct[i];
                 along[l] = (C)a.along[i];
@@ -481,19 +518,17 @@ template <class T> void gradient(const ColumnNorm& a) {
             }
             return;
         }
-        double c1 = 0, c2 = 0;
-        if (!a.given && n > 0)
-            for (int64_t c = first_channel; c < end; ++c) {
-                c1 += gain[c] * sum_grad[c];
-                c2 += gain[c] * sum_grad_xhat[c];
-            }
-        const double share = n > 0 ? -rstd / n : 0;
-        const C to_all = (C)(a.centered ? share * c1 : 0), to_xhat = (C)(share * c2);
-        for (int64_t c = first_channel; c < end; ++c) {
+        for (int64_t c = 0; c < a.channels; ++c) {
+            c1[c] = gain[c] * sum_grad[c];
+            c2[c] = gain[c] * sum_grad_xhat[c];
+        }
+        sum_groups(a, c1);
+        sum_groups(a, c2);
+        for (int64_t c = 0; c < a.channels; ++c) {
             const int64_t l = slot<T>(c);
-            direct[l] = (C)(gain[c] * rstd);
-            along[l] = to_xhat;
-            offset[l] = to_all;
+            direct[l] = (C)(gain[c] * rstd[c]);
+            along[l] = (C)(share * rstd[c] * c2[c]);
+            offset[l] = (C)(share_1 * rstd[c] * c1[c]);
         }
     });
     double *dweight = gain + a.channels, *dbias = dweight + a.channels;
@@ -513,7 +548,7 @@ template <class T> void gradient(const ColumnNorm& a) {
     const Output out(dx, elements(a), a.planes ? a.rows : a.channels);
     const bool straight = a.given && !a.direct;  // dx = direct * grad: x need not be read
     if (a.planes) {
-        run_tasks(a.segments * a.channels, elements(a), a.threads, [&](int64_t plane) {
+        run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
             const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
             const C direct = k.get(set, 3)[l], along = k.get(set, 4)[l], offset = k.get(set, 5)[l];

@@ -125,7 +125,7 @@ struct Table {
 
 // Memory that stays with the calling thread between calls, so that a call does not pay for fresh pages.
 // A buffer per slot; asking again for the same slot may move it.
-constexpr int scratch_slots = 8;
+constexpr int scratch_slots = 9;
 void* scratch(int slot, size_t bytes);
 
 // Large fresh outputs cost one page fault per 4 KiB; ask the kernel for huge pages instead.

@@ -53,14 +53,28 @@ template <class T> Moments scaled_moments(const T* x, int64_t n, bool centered) 
     return {mean / unit, square / unit / unit};
 }
 
+// A shift from the first values: near the mean for most data.
+template <class T> inline __attribute__((always_inline)) typename Compute<T>::type first_guess(const T* x, int64_t n) {
+    typedef typename Compute<T>::type C;
+    return n < Block<C>::B ? horizontal(load(x, n)) / (C)n : horizontal(load(x)) * (C)(1.0 / Block<C>::B);
+}
+
+// Mean and variance from the sums around a shift; false when the shift lies more than a deviation from the mean.
+inline __attribute__((always_inline)) bool settle(double shift, double sum, double s, double share, Moments& m) {
+    const double rest = sum * share, apart = rest * rest, var = s * share - apart;
+    m = {shift + rest, var > 0 ? var : 0};
+    return apart <= var;
+}
+
 // `tail` is first<T>(n % block), which callers with many runs of one length compute once.
 template <class T>
 inline Moments moments(const T* x, int64_t n, bool centered, double eps, const LaneMask<typename Compute<T>::type>& tail) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
+    const double share = 1.0 / (double)n;
     if (!centered) {
         double s = 0;
-        each_run<C>(n, [&](int64_t from, int64_t length) {
+        each_run<C>(n, [&](int64_t from, int64_t length) __attribute__((always_inline)) {
             Bk squares = Bk::all(0);
             each_block<C>(length, [&](int64_t j, auto count) __attribute__((always_inline)) {
                 const Bk b = load(x + from + j, count);
@@ -69,14 +83,14 @@ inline Moments moments(const T* x, int64_t n, bool centered, double eps, const L
             s += (double)horizontal(squares);
         });
         if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);
-        return {0, s / (double)n};
+        return {0, s * share};
     }
-    // The first values give a shift. If it turns out to lie too far from the mean, the sums are taken again around a
-    // better one; for most data one pass is enough.
-    C shift = n < Bk::B ? horizontal(load(x, n)) / (C)n : horizontal(load(x)) * (C)(1.0 / Bk::B);
+    // If the shift turns out to lie too far from the mean, the sums are taken again around a better one; for most data
+    // one pass is enough.
+    C shift = first_guess(x, n);
     for (int attempt = 0;; ++attempt) {
         double sum = 0, s = 0;
-        each_run<C>(n, [&](int64_t from, int64_t length) {
+        each_run<C>(n, [&](int64_t from, int64_t length) __attribute__((always_inline)) {
             Bk total = Bk::all(0), squares = Bk::all(0);
             each_block<C>(length, [&](int64_t j, auto count) __attribute__((always_inline)) {
                 const Bk d = keep(load(x + from + j, count) - shift, tail, count);
@@ -87,10 +101,44 @@ inline Moments moments(const T* x, int64_t n, bool centered, double eps, const L
             s += (double)horizontal(squares);
         });
         if (!trustworthy<C>((double)shift, s, (double)n, eps)) return scaled_moments(x, n, true);
-        const double rest = sum / (double)n;
-        const double var = s / (double)n - rest * rest;
-        if (rest * rest <= var || attempt == 2) return {(double)shift + rest, var > 0 ? var : 0};
-        shift = (C)((double)shift + rest);
+        Moments m;
+        if (settle((double)shift, sum, s, share, m) || attempt == 2) return m;
+        shift = (C)m.mean;
+    }
+}
+
+// The same bits for R short runs at once (at most 64 blocks each, so that one sum in the compute type will do): a run's
+// sum, its division and the check are a chain of waits, and the chains of several runs overlap.
+template <int R, class T>
+inline void moments_together(const T* const* x, int64_t n, bool centered, double eps,
+                             const LaneMask<typename Compute<T>::type>& tail, Moments* found) {
+    typedef typename Compute<T>::type C;
+    typedef Block<C> Bk;
+    const double share = 1.0 / (double)n;
+    C shift[R];
+    double sum[R], s[R];
+    for (int i = 0; i < R; ++i) shift[i] = centered ? first_guess(x[i], n) : 0;
+    for (int i = 0; i < R; ++i) {
+        Bk total = Bk::all(0), squares = Bk::all(0);
+        if (centered) {
+            each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk d = keep(load(x[i] + j, count) - shift[i], tail, count);
+                total = total + d;
+                squares = squares + d * d;
+            });
+            sum[i] = (double)horizontal(total);
+        } else {
+            each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk b = load(x[i] + j, count);
+                squares = squares + b * b;
+            });
+            sum[i] = 0;
+        }
+        s[i] = (double)horizontal(squares);
+    }
+    for (int i = 0; i < R; ++i) {
+        const bool near = settle((double)shift[i], sum[i], s[i], share, found[i]);
+        if (!(trustworthy<C>((double)shift[i], s[i], (double)n, eps) && near)) found[i] = moments(x[i], n, centered, eps, tail);
     }
 }
 

@@ -161,7 +161,7 @@ template <class T, bool erf_form> void backward(const Pointwise& a) {
                 const Bk v = load(x + j, count), g = load(grad + j, count);
                 Bk value, slope;
                 curve<erf_form>(v * scalars.alpha + scalars.shift, value, slope);
-                task.add(j, g, value);
+                task.add_row(j, g, value);
                 const Bk du = g * load_same(gain + j) * slope;
                 by_x = by_x + du * v;
                 plain = plain + du;
@@ -169,7 +169,7 @@ template <class T, bool erf_form> void backward(const Pointwise& a) {
             });
             dalpha += (double)horizontal(by_x);
             dshift += (double)horizontal(plain);
-            task.next_row();
+            task.next_rows(1);
         }
         task.flush();
         inner[2 * t] = dalpha;

@@ -88,31 +88,46 @@ template <class T> void unpack_gain(const RowNorm& a, typename Compute<T>::type*
         unpack<T>(gain, a.param_dtype, a.weight, a.width, 1, offset);
 }
 
-// Rows worked on together: first the reductions of all of them, then their outputs. The reductions of one short row are a
-// chain of waits; those of several rows overlap. Each row is still computed from itself alone.
-constexpr int64_t most_rows = 4;
-inline int64_t rows_together(int64_t width) { return width <= 512 ? most_rows : 1; }
+// Short rows are worked on four at a time. The reductions of one row are a chain of waits, those of four overlap; and
+// gain, bias and the column sums are fetched once for all four. (Writes past the caches go row by row: they are slower
+// when they alternate between rows.) Each row is still computed from itself alone.
+constexpr int most_rows = 4;
+inline int rows_together(int64_t width) { return width <= 512 ? most_rows : 1; }
 
 // How far ahead of the current element to ask for memory: whole rows, at least 4 KiB. Without it the core reads while it
-// takes the moments and writes while it applies them, but never both at once.
+// takes the moments and writes while it applies them, but never both at once. 0 = not at all: what the core's own cache
+// holds arrives in time, and asking costs a tenth.
 template <class T> inline int64_t ahead(const RowNorm& a) {
     const int64_t bytes = a.width * (int64_t)sizeof(T);
-    return a.width * ((4096 + bytes - 1) / bytes);
+    return a.rows * bytes <= (512 << 10) ? 0 : a.width * ((4096 + bytes - 1) / bytes);
 }
 
-// f(rows, how many) for the real rows of [begin, end), a few at a time; rows of padding go to `blank`.
-template <class F, class Z> inline void row_groups(const RowNorm& a, int64_t begin, int64_t end, F&& f, Z&& blank) {
-    const int64_t together = rows_together(a.width);
-    int64_t group[most_rows], held = 0;
+// The norm's input: x, or the stream the residual sum was written to.
+template <class T> inline const T* input(const RowNorm& a, int64_t row) {
+    return a.branch ? (const T*)a.stream + row * a.width : (const T*)a.x + row * a.x_stride;
+}
+
+template <class T> struct Group {
+    int held;
+    int64_t row[most_rows];
+    const T* x[most_rows];
+};
+
+// f(group) for the real rows of [begin, end), a few at a time; rows of padding go to `blank`.
+template <class T, class F, class Z> inline void row_groups(const RowNorm& a, int64_t begin, int64_t end, F&& f, Z&& blank) {
+    const int together = rows_together(a.width);
+    Group<T> group;
+    group.held = 0;
     for (int64_t row = begin; row < end; ++row) {
         if (a.mask && !a.mask[row]) {
             blank(row);
         } else {
-            group[held++] = row;
-            if (held == together) { f(group, held); held = 0; }
+            group.row[group.held] = row;
+            group.x[group.held++] = input<T>(a, row);
+            if (group.held == together) { f(group); group.held = 0; }
         }
     }
-    if (held) f(group, held);
+    if (group.held) f(group);
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------
@@ -131,25 +146,52 @@ template <class T> struct RowForward {
             put(y, j, xhat * gain[slot<T>(j)] + bias[slot<T>(j)]);
         }
     }
-    template <bool round_first> void row(const T* x, T* y, double mean, double rstd) const {
+    template <int R, bool round_first>
+    void rows(const T* const* x, const int64_t* row, const double* mean, const double* rstd) const {
         typedef Block<C> Bk;
-        if (extreme(mean, rstd)) return exact<round_first>(x, y, mean, rstd);
-        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd);
-        if (a.mode == RowMode::layer) {
+        // Copies the compiler can hold in registers: a store through T* may reach whatever lies in memory.
+        const Output to = out;
+        const int64_t far = next;
+        const T* from[R];
+        T* y[R];
+        C hi[R], r[R], rest[R];
+        bool beyond = false;
+        for (int i = 0; i < R; ++i) {
+            from[i] = x[i];
+            y[i] = (T*)a.y + row[i] * a.width;
+            hi[i] = (C)mean[i];
+            r[i] = (C)rstd[i];
+            rest[i] = (C)(-(mean[i] - hi[i]) * rstd[i]);
+            beyond |= extreme(mean[i], rstd[i]);
+        }
+        if (beyond) {
+            if constexpr (R == 1) exact<round_first>(*x, *y, *mean, *rstd);
+            else for (int i = 0; i < R; ++i) rows<1, round_first>(x + i, row + i, mean + i, rstd + i);
+        } else if (a.mode == RowMode::layer) {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                prefetch(x + j + next);
-                out.announce(y + j + next);
-                Bk xhat = (load(x + j, count) - hi) * r + rest;
-                if (round_first) xhat = rounded<T>(xhat);
-                out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+                const Bk factor = load_same(gain + j), constant = load_same(bias + j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        to.announce(y[i] + j + far);
+                    }
+                    Bk xhat = (load(from[i] + j, count) - hi[i]) * r[i] + rest[i];
+                    if (round_first) xhat = rounded<T>(xhat);
+                    to.write(y[i] + j, xhat * factor + constant, count);
+                }
             });
         } else {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                prefetch(x + j + next);
-                out.announce(y + j + next);
-                Bk xhat = load(x + j, count) * r;
-                if (round_first) xhat = rounded<T>(xhat);
-                out.write(y + j, xhat * load_same(gain + j) + load_same(bias + j), count);
+                const Bk factor = load_same(gain + j), constant = load_same(bias + j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        to.announce(y[i] + j + far);
+                    }
+                    Bk xhat = load(from[i] + j, count) * r[i];
+                    if (round_first) xhat = rounded<T>(xhat);
+                    to.write(y[i] + j, xhat * factor + constant, count);
+                }
             });
         }
     }
@@ -174,26 +216,30 @@ template <class T> void forward(const RowNorm& a) {
     const int64_t per_task = 16384 / a.width > 1 ? 16384 / a.width : 1;
     run_tasks((a.rows + per_task - 1) / per_task, a.rows * a.width, a.threads, [&](int64_t task) {
         const int64_t end = (task + 1) * per_task < a.rows ? (task + 1) * per_task : a.rows;
-        row_groups(a, task * per_task, end, [&](const int64_t* rows, int64_t held) {
-            const T* x[most_rows];
+        row_groups<T>(a, task * per_task, end, [&](const Group<T>& group) {
+            if (a.branch)
+                for (int i = 0; i < group.held; ++i)
+                    add_residual<T>(a, group.row[i], (T*)a.stream + group.row[i] * a.width, dropout);
+            Moments m[most_rows];
             double mean[most_rows], rstd[most_rows];
-            for (int64_t i = 0; i < held; ++i) {
-                x[i] = (const T*)a.x + rows[i] * a.x_stride;
-                if (a.branch) {
-                    T* stream = (T*)a.stream + rows[i] * a.width;
-                    add_residual<T>(a, rows[i], stream, dropout);
-                    x[i] = stream;
-                }
-                const Moments m = moments(x[i], counted, a.mode == RowMode::layer, a.eps, tail);
-                mean[i] = m.mean;
-                rstd[i] = row_rstd(a, m.square);
+            const bool centered = a.mode == RowMode::layer;
+            if (group.held == most_rows) moments_together<most_rows>(group.x, counted, centered, a.eps, tail, m);
+            else
+                for (int i = 0; i < group.held; ++i) m[i] = moments(group.x[i], counted, centered, a.eps, tail);
+            for (int i = 0; i < group.held; ++i) {
+                mean[i] = m[i].mean;
+                rstd[i] = row_rstd(a, m[i].square);
+                if (a.mean) a.mean[group.row[i]] = mean[i];
+                a.rstd[group.row[i]] = rstd[i];
             }
-            for (int64_t i = 0; i < held; ++i) {
-                if (a.mean) a.mean[rows[i]] = mean[i];
-                a.rstd[rows[i]] = rstd[i];
-                T* y = (T*)a.y + rows[i] * a.width;
-                if (a.round_before_gain) kernel.template row<true>(x[i], y, mean[i], rstd[i]);
-                else kernel.template row<false>(x[i], y, mean[i], rstd[i]);
+            if (group.held == most_rows && !out.past_caches) {
+                if (a.round_before_gain) kernel.template rows<most_rows, true>(group.x, group.row, mean, rstd);
+                else kernel.template rows<most_rows, false>(group.x, group.row, mean, rstd);
+                return;
+            }
+            for (int i = 0; i < group.held; ++i) {
+                if (a.round_before_gain) kernel.template rows<1, true>(group.x + i, group.row + i, mean + i, rstd + i);
+                else kernel.template rows<1, false>(group.x + i, group.row + i, mean + i, rstd + i);
             }
         }, [&](int64_t row) {
             memset((T*)a.y + row * a.width, 0, (size_t)a.width * sizeof(T));
@@ -253,7 +299,7 @@ template <class T> struct RowGradient {
         const T* grad = (const T*)a.grad + row * a.width;
         double sum = 0, sum_along = 0;
         if (a.mode != RowMode::layer) {
-            each_run<C>(a.width, [&](int64_t from, int64_t length) {
+            each_run<C>(a.width, [&](int64_t from, int64_t length) __attribute__((always_inline)) {
                 Bk along = Bk::all(0);
                 each_block<C>(length, [&](int64_t k, auto count) __attribute__((always_inline)) {
                     const int64_t j = from + k;
@@ -264,7 +310,7 @@ template <class T> struct RowGradient {
             return {0, (C)(sum_along * rstd * projection(a, rstd))};
         }
         const C hi = (C)mean;
-        each_run<C>(a.width, [&](int64_t from, int64_t length) {
+        each_run<C>(a.width, [&](int64_t from, int64_t length) __attribute__((always_inline)) {
             Bk total = Bk::all(0), along = Bk::all(0);
             each_block<C>(length, [&](int64_t k, auto count) __attribute__((always_inline)) {
                 const int64_t j = from + k;
@@ -280,57 +326,116 @@ template <class T> struct RowGradient {
         return {(C)(sum * share), (C)((sum_along - sum * (mean - hi)) * rstd * share)};
     }
 
-    template <bool params, bool round_first>
-    void row(int64_t row, const T* x, double mean, double rstd, const Projections& p) const {
+    // Neither residual nor partial statistic.
+    template <int R, bool params, bool round_first>
+    void rows(const T* const* x, const int64_t* row, const double* mean, const Projections* p) const {
         typedef Block<C> Bk;
-        if (extreme(mean, rstd)) {
-            exact<params, round_first>(row, x, mean, rstd);
-            if (params) sums.next_row();
-            return;
+        const Output to = out;
+        const int64_t far = next;
+        const T *from[R], *grad[R];
+        T* dx[R];
+        C hi[R], r[R], rest[R], c1[R], c2[R];
+        bool beyond = false;
+        for (int i = 0; i < R; ++i) {
+            const double rstd = a.rstd[row[i]];
+            from[i] = x[i];
+            grad[i] = (const T*)a.grad + row[i] * a.width;
+            dx[i] = (T*)a.dx + row[i] * a.width;
+            hi[i] = (C)mean[i];
+            r[i] = (C)rstd;
+            rest[i] = (C)(-(mean[i] - hi[i]) * rstd);
+            c1[i] = p[i].c1;
+            c2[i] = p[i].c2;
+            beyond |= extreme(mean[i], rstd);
         }
-        const T* grad = (const T*)a.grad + row * a.width;
-        T* dx = (T*)a.dx + row * a.width;
-        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd), c1 = p.c1, c2 = p.c2;
-        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
-        if (simple && a.mode == RowMode::layer) {
+        if (beyond) {
+            if constexpr (R == 1) exact<params, round_first>(*row, *x, *mean, a.rstd[*row]);
+            else
+                for (int i = 0; i < R; ++i) rows<1, params, round_first>(x + i, row + i, mean + i, p + i);
+            if (R > 1) return;
+        } else if (a.mode == RowMode::layer) {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                prefetch(grad + j + next);
-                prefetch(x + j + next);
-                out.announce(dx + j + next);
-                const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
-                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
-                out.write(dx + j, ((g * load_same(gain + j) - c1) - xhat * c2) * r, count);
-            });
-        } else if (simple) {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                prefetch(grad + j + next);
-                prefetch(x + j + next);
-                out.announce(dx + j + next);
-                const Bk g = load(grad + j, count), xhat = load(x + j, count) * r;
-                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
-                out.write(dx + j, (g * load_same(gain + j) - xhat * c2) * r, count);
+                const Bk factor = load_same(gain + j);
+                auto sum = sums.template at<params>(j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        prefetch(grad[i] + j + far);
+                        to.announce(dx[i] + j + far);
+                    }
+                    const Bk g = load(grad[i] + j, count), xhat = (load(from[i] + j, count) - hi[i]) * r[i] + rest[i];
+                    sum.add(g, round_first ? rounded<T>(xhat) : xhat);
+                    to.write(dx[i] + j, ((g * factor - c1[i]) - xhat * c2[i]) * r[i], count);
+                }
+                sum.keep();
             });
         } else {
-            const T* grad_stream = a.grad_stream ? (const T*)a.grad_stream + row * a.width : nullptr;
-            T* dbranch = a.dbranch ? (T*)a.dbranch + row * a.width : nullptr;
-            const uint32_t key = row_key(a.seed, row);
-            const C alpha = (C)a.alpha;
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                prefetch(grad + j + next);
-                prefetch(x + j + next);
-                if (grad_stream) prefetch(grad_stream + j + next);
-                out.announce(dx + j + next);
-                const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
-                if (params) sums.add(j, g, round_first ? rounded<T>(xhat) : xhat);
-                Bk inside = xhat * c2;
-                if (j + Bk::B > a.partial) inside = keep(inside, first<T>(a.partial - j));
-                Bk d = (g * load_same(gain + j) - c1 - inside) * r;
-                if (grad_stream) d = d + load(grad_stream + j, count);
-                out.write(dx + j, d * alpha, count);
-                if (dbranch) out.write(dbranch + j, a.drop > 0 ? d * dropout(key, j) : d, count);
+                const Bk factor = load_same(gain + j);
+                auto sum = sums.template at<params>(j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        prefetch(grad[i] + j + far);
+                        to.announce(dx[i] + j + far);
+                    }
+                    const Bk g = load(grad[i] + j, count), xhat = load(from[i] + j, count) * r[i];
+                    sum.add(g, round_first ? rounded<T>(xhat) : xhat);
+                    to.write(dx[i] + j, (g * factor - xhat * c2[i]) * r[i], count);
+                }
+                sum.keep();
             });
         }
-        if (params) sums.next_row();
+        if (params) sums.next_rows(R);
+    }
+
+    // Everything: what arrives on the stream, alpha, a branch with dropout, a partial statistic.
+    template <bool params, bool round_first>
+    void row(int64_t row, const T* x, double mean, const Projections& p) const {
+        typedef Block<C> Bk;
+        const double rstd = a.rstd[row];
+        if (extreme(mean, rstd)) {
+            exact<params, round_first>(row, x, mean, rstd);
+            if (params) sums.next_rows(1);
+            return;
+        }
+        const Output to = out;
+        const int64_t far = next;
+        const T* grad = (const T*)a.grad + row * a.width;
+        T* dx = (T*)a.dx + row * a.width;
+        const T* grad_stream = a.grad_stream ? (const T*)a.grad_stream + row * a.width : nullptr;
+        T* dbranch = a.dbranch ? (T*)a.dbranch + row * a.width : nullptr;
+        const C hi = (C)mean, r = (C)rstd, rest = (C)(-(mean - hi) * rstd), c1 = p.c1, c2 = p.c2, alpha = (C)a.alpha;
+        const uint32_t key = row_key(a.seed, row);
+        const int64_t partial = a.partial;
+        const bool drops = a.drop > 0;
+        each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+            if (far) {
+                prefetch(grad + j + far);
+                prefetch(x + j + far);
+                if (grad_stream) prefetch(grad_stream + j + far);
+                to.announce(dx + j + far);
+            }
+            const Bk g = load(grad + j, count), xhat = (load(x + j, count) - hi) * r + rest;
+            sums.template add_row<params>(j, g, round_first ? rounded<T>(xhat) : xhat);
+            Bk inside = xhat * c2;
+            if (j + Bk::B > partial) inside = keep(inside, first<T>(partial - j));
+            Bk d = (g * load_same(gain + j) - c1 - inside) * r;
+            if (grad_stream) d = d + load(grad_stream + j, count);
+            to.write(dx + j, d * alpha, count);
+            if (dbranch) to.write(dbranch + j, drops ? d * dropout(key, j) : d, count);
+        });
+        if (params) sums.next_rows(1);
+    }
+
+    template <bool params, bool round_first>
+    void group(const Group<T>& g, const double* mean, const Projections* p) const {
+        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
+        if (simple && g.held == most_rows && !out.past_caches) return rows<most_rows, params, round_first>(g.x, g.row, mean, p);
+        for (int i = 0; i < g.held; ++i) {
+            if (simple) rows<1, params, round_first>(g.x + i, g.row + i, mean + i, p + i);
+            else row<params, round_first>(g.row[i], g.x[i], mean[i], p[i]);
+        }
     }
 };
 
@@ -351,21 +456,16 @@ template <class T> void backward(const RowNorm& a) {
         typename ColumnSums<T>::Task task{};
         if (params) task = sums.open(t);
         const RowGradient<T> kernel{a, gain, dropout, task, out, ahead<T>(a)};
-        row_groups(a, sums.begin(t), sums.end(t), [&](const int64_t* rows, int64_t held) {
-            const T* x[most_rows];
+        row_groups<T>(a, sums.begin(t), sums.end(t), [&](const Group<T>& group) {
             double mean[most_rows];
             typename RowGradient<T>::Projections p[most_rows];
-            for (int64_t i = 0; i < held; ++i) {
-                x[i] = a.branch ? (const T*)a.stream + rows[i] * a.width : (const T*)a.x + rows[i] * a.x_stride;
-                mean[i] = a.mean ? a.mean[rows[i]] : 0;
-                p[i] = kernel.project(rows[i], x[i], mean[i], a.rstd[rows[i]]);
+            for (int i = 0; i < group.held; ++i) {
+                mean[i] = a.mean ? a.mean[group.row[i]] : 0;
+                p[i] = kernel.project(group.row[i], group.x[i], mean[i], a.rstd[group.row[i]]);
             }
-            for (int64_t i = 0; i < held; ++i) {
-                const double rstd = a.rstd[rows[i]];
-                if (!params) kernel.template row<false, false>(rows[i], x[i], mean[i], rstd, p[i]);
-                else if (a.round_before_gain) kernel.template row<true, true>(rows[i], x[i], mean[i], rstd, p[i]);
-                else kernel.template row<true, false>(rows[i], x[i], mean[i], rstd, p[i]);
-            }
+            if (!params) kernel.template group<false, false>(group, mean, p);
+            else if (a.round_before_gain) kernel.template group<true, true>(group, mean, p);
+            else kernel.template group<true, false>(group, mean, p);
         }, [&](int64_t row) {
             memset((T*)a.dx + row * a.width, 0, (size_t)a.width * sizeof(T));
             if (a.dbranch) memset((T*)a.dbranch + row * a.width, 0, (size_t)a.width * sizeof(T));

@@ -1,6 +1,6 @@
 // Sums over rows for each column: the gradients of gain and bias.
 //
-// A task adds its rows in the compute type, at most `flush_rows` at a time, then in float64; tasks are merged in order.
+// A task adds its rows in the compute type, about `flush_rows` at a time, then in float64; tasks are merged in order.
 // The cut into tasks depends on the shape alone, so the bits do not depend on the number of threads.
 #pragma once
 #include "pack.h"
@@ -32,16 +32,39 @@ template <class T> struct ColumnSums {
         C* current;
         double* total;
         int64_t wide, held;
-        inline __attribute__((always_inline)) void add(int64_t j, const Block<C>& grad, const Block<C>& value) const {
-            store(current + j, load_same(current + j) + grad * value);
-            store(current + wide + j, load_same(current + wide + j) + grad);
+        // The sums of one block of columns, held in registers while rows are added; `wanted` false: nothing happens.
+        template <bool wanted> struct Columns {
+            C *products, *grads;
+            Block<C> product, total;
+            inline __attribute__((always_inline)) void add(const Block<C>& grad, const Block<C>& value) {
+                if (!wanted) return;
+                product = product + grad * value;
+                total = total + grad;
+            }
+            inline __attribute__((always_inline)) void keep() const {
+                if (!wanted) return;
+                store(products, product);
+                store(grads, total);
+            }
+        };
+        template <bool wanted> inline __attribute__((always_inline)) Columns<wanted> at(int64_t j) const {
+            C *products = current + j, *grads = products + wide;
+            if constexpr (wanted) return {products, grads, load_same(products), load_same(grads)};
+            else return {};
+        }
+        template <bool wanted = true>
+        inline __attribute__((always_inline)) void add_row(int64_t j, const Block<C>& grad, const Block<C>& value) const {
+            auto sum = at<wanted>(j);
+            sum.add(grad, value);
+            sum.keep();
         }
         void add(int64_t at, double grad, double value) const {
             current[at] += (C)(grad * value);
             current[wide + at] += (C)grad;
         }
-        void next_row() {
-            if (++held == flush_rows) flush();
+        void next_rows(int64_t count) {
+            held += count;
+            if (held >= flush_rows) flush();
         }
         void flush() {
             for (int64_t j = 0; j < 2 * wide; ++j) total[j] += (double)current[j];

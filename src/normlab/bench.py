@@ -221,8 +221,8 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
     y, dx, dweight, dbias = torch.empty_like(x), torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     code, threads = cpu.CODES[dtype], torch.get_num_threads()
     statistics_ = torch.empty(2, rows, dtype=torch.float64)
-    columns = [torch.empty(1, d, dtype=torch.float64) for _ in range(4)] + [torch.empty(1, dtype=torch.float64)]
-    mean, var, sum_g, sum_gx, count = (t.data_ptr() for t in columns)
+    columns = [torch.empty(count, dtype=torch.float64) for count in (2 * d + 1, d, d)]
+    kept, sum_g, sum_gx = (t.data_ptr() for t in columns)
     p = [t.data_ptr() for t in (weight, bias, x, y, grad, dx, dweight, dbias)]
     w, b, px, py, pg, pdx, pdw, pdb = p
     n = cpu.native
@@ -237,9 +237,9 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
 
     def column_pair() -> None:
         layout = (1, rows, d, d, False, True)
-        n.column_forward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, b, px, mean, var, count, py, 0, 0,
+        n.column_forward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, b, px, kept, py, 0, 0,
                          0, 0.0)  # fmt: skip
-        n.column_backward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, px, mean, var, count, pg, sum_g,
+        n.column_backward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, px, kept, pg, sum_g,
                           sum_gx, True, True, 0, 0, 0, pdx, pdw, pdb)  # fmt: skip
 
     tgeometric_mean, t_rstd = torch.empty(rows, 1, dtype=dtype), torch.empty(rows, 1, dtype=dtype)

@@ -175,18 +175,20 @@ class ColumnNorm(Function):
                 given: Tensor | None, facts: tuple[Any, ...]) -> Any:  # fmt: skip
         eps, offset, centered, layout, running, group, want_statistics, channel = facts
         known = given is not None
-        statistics = cpu.column_statistics(layout) if given is None else given
-        if group is not None and not known:
+        statistics = given
+        if not known and (group is not None or want_statistics):
+            statistics = cpu.column_statistics(layout)
+        synced = group is not None and not known
+        if synced:
             cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, statistics, moments_only=True)
             gather_moments(statistics, layout, centered, group)
-            y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, True, layout, statistics)
-        else:
-            y = cpu.column_forward(
-                x, weight, bias, mask, eps, offset, centered, known, layout, statistics, running=running
-            )
-        ctx.save_for_backward(x, weight, bias, mask, statistics)
+        y, kept = cpu.column_forward(
+            x, weight, bias, mask, eps, offset, centered, known or synced, layout, statistics, running=running
+        )
+        ctx.save_for_backward(x, weight, mask, statistics)
         ctx.facts = (eps, offset, centered, known, layout)
-        ctx.channel, ctx.group = channel, group
+        # Statistics nobody else sees are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
+        ctx.kept = (kept, channel, group, None if bias is None else bias.dtype)
         if not want_statistics:
             return y
         ctx.mark_non_differentiable(statistics)
@@ -194,30 +196,38 @@ class ColumnNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight, bias, mask, statistics = ctx.saved_tensors
+        x, weight, mask, statistics = ctx.saved_tensors
         eps, offset, centered, known, layout = ctx.facts
-        synced = ctx.group is not None and not known
-        needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        kept, channel, group, bias_dtype = ctx.kept
+        synced = group is not None and not known
+        _, need_weight, need_bias, _, _, _ = needs = ctx.needs_input_grad
+        if is_grad_enabled():
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
                 )
             _, _, _, groups, _, pooled = layout
             given = cpu.split_statistics(statistics, layout)[:2] if known else None
+            # No gradient depends on the bias's value, so it was not saved: any will do.
+            bias = torch.zeros(layout[2], dtype=bias_dtype, requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
-                                             centered=centered, channel_dim=ctx.channel, gain=GAINS[offset],
+                                             centered=centered, channel_dim=channel, gain=GAINS[offset],
                                              statistics=given)[0]  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None)
         grad = in_layout_of(x, grad)
-        dweight, dbias = _like(weight, needs[1]), _like(bias, needs[2])
+        dweight = empty_like(weight) if need_weight else None
+        dbias = None
+        if need_bias:
+            dbias = torch.empty(layout[2], dtype=bias_dtype) if weight is None else empty_like(weight)
         if synced:
-            dx = synced_gradient(ctx.group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
+            dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
         else:
-            dx = cpu.column_backward(grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
+            dx = cpu.column_backward(
+                grad, x, weight, mask, kept if statistics is None else statistics, dweight, dbias, *ctx.facts
+            )
         return dx, dweight, dbias, None, None, None
 
 
@@ -311,7 +321,7 @@ def power_forward(
         y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
                                   channel_dim=channel, statistics=(torch.zeros_like(used), used))[0]  # fmt: skip
     else:
-        y = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, _without_mean(used, count))
+        y, _ = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, _without_mean(used, count))
     return y, batch, used, count, warm
 
 

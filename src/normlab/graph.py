@@ -179,7 +179,7 @@ def column_norm(
     statistics = cpu.column_statistics(where)
     if mean is not None and square is not None:
         statistics = _flat(mean, square, torch.zeros(_sets(layout), dtype=torch.float64))
-    y = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, statistics)
+    y, _ = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, statistics)
     found = cpu.split_statistics(statistics, where)
     return y, found[0].clone(), found[1].clone(), found[2].clone()
 

@@ -51,7 +51,8 @@ class _Norm(nn.Module):
 
     def _own(self, name: str) -> Tensor | None:
         """self.weight or self.bias without the half microsecond of attribute lookup; parametrized ones have moved."""
-        return self._parameters[name] if name in self._parameters else getattr(self, name)
+        own = self._parameters
+        return own[name] if name in own else getattr(self, name)
 
     def reset_parameters(self) -> None:
         if self.weight is not None:
@@ -208,9 +209,10 @@ class _ChannelNorm(_Norm):
 
     def _check_channels(self, x: Tensor) -> int:
         channel = ops.check_channels(type(self).__name__, x, self.channel_dim, self.num_features)
+        on_cpu = x.is_cpu
         for own in (self._parameters, self._buffers):
             for name, t in own.items():
-                if t is not None and not (t.is_cpu and x.is_cpu) and t.device != x.device:
+                if t is not None and not (on_cpu and t.is_cpu):
                     ops.check_same_device(type(self).__name__, x, **{name: t})
         return channel
 
@@ -250,13 +252,15 @@ class _RunningNorm(_ChannelNorm):
     def _factor(self) -> float | Tensor:
         """A batch's share in the running statistics, or, for the plain average, the counter that gives it: see
         ops.update_running, which counts only batches that are taken in."""
-        if self.num_batches_tracked is None:
+        tracked = self._buffers["num_batches_tracked"]  # not self.…: attribute lookup in a module takes longer
+        if tracked is None:
             return 0.0
-        return self.num_batches_tracked if self.momentum is None else self.momentum
+        return tracked if self.momentum is None else self.momentum
 
     def _count(self) -> None:
-        if self.num_batches_tracked is not None and self.momentum is not None and not ops.recomputing():
-            self.num_batches_tracked.add_(1)
+        tracked = self._buffers["num_batches_tracked"]
+        if tracked is not None and self.momentum is not None and not ops.recomputing():
+            tracked.add_(1)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *rest: Any) -> None:
         key = prefix + "num_batches_tracked"
@@ -361,24 +365,25 @@ class BatchNorm(_RunningNorm):
             ops.check_batch("BatchNorm", x, self.num_features, group)
         if mask is not None or lengths is not None:
             mask = ops.as_mask("BatchNorm", x, ops.positions(x, channel), mask, lengths)
-        running = (self.running_mean, self.running_var) if self.training else (None, None)
-        factor = self._factor() if self.training and (x.numel() > 0 or group is not None) else 0.0
+        training = self.training
+        taken_in = training and (x.numel() > 0 or group is not None)
+        factor = self._factor() if taken_in else 0.0
         if self.causal is not None:
             return self._causal(x, mask, factor)
-        if self.ghost_size is not None and self.training:
+        if self.ghost_size is not None and training:
             y = self._ghost(x, mask, factor)
             if x.numel() > 0:
                 self._count()
             return y
-        weight: Tensor | None = self.weight
-        bias: Tensor | None = self.bias
-        if self.renorm is not None and self.training:
-            weight, bias = self._renormalized(x, mask)
-        gain = "direct" if weight is not self.weight else self.gain
+        running = None
+        if training and self.track_running_stats:
+            running = (self._buffers["running_mean"], self._buffers["running_var"], factor)
+        weight, bias, gain = self._own("weight"), self._own("bias"), self.gain
+        if self.renorm is not None and training:
+            (weight, bias), gain = self._renormalized(x, mask), "direct"
         y, _ = ops.column_norm("batch_norm", x, weight, bias, self.eps, groups=self.num_features, pooled=True,
-                               channel=channel, mask=mask, gain=gain, group=group,
-                               running=(*running, factor) if running[0] is not None else None)  # fmt: skip
-        if self.training and (x.numel() > 0 or group is not None):
+                               channel=channel, mask=mask, gain=gain, group=group, running=running)  # fmt: skip
+        if taken_in:
             self._count()
         return y
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 from torch._C import _len_torch_dispatch_stack as dispatch_depth
 from torch.autograd import forward_ad
@@ -89,10 +89,6 @@ def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
 
 
-def _is_dense(p: Tensor, size: int) -> bool:
-    return p.numel() == size and p.is_cpu and p.is_contiguous()
-
-
 def dense(p: Tensor | None) -> Tensor | None:
     """Kernels read parameters through an address alone."""
     return p if p is None or p.is_contiguous() else p.contiguous()
@@ -149,18 +145,22 @@ def row_norm(
 ) -> Tensor:
     """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
-    if mask is None and lengths is None and _route(op, x) == "eager":
-        parameters = bias if weight is None else weight
+    if mask is None and lengths is None and len(shape) == 1 and _route(op, x) == "eager":
+        (width,), whole = shape, x.shape
+        mode, eps, partial, offset, round_first = facts
         if (
-            len(shape) == 1
-            and x.shape[-1:] == shape
-            and (weight is None or _is_dense(weight, 1 if facts[0] == 2 else shape[0]))
-            and (bias is None or (_is_dense(bias, shape[0]) and parameters.dtype is bias.dtype))  # type: ignore[union-attr]
-            and 0 <= facts[2] <= shape[0] > 0
+            whole
+            and whole[-1] == width > 0
+            and (
+                weight is None
+                or (weight.numel() == (1 if mode == 2 else width) and weight.is_cpu and weight.is_contiguous())
+            )
+            and (bias is None or (bias.numel() == width and bias.is_cpu and bias.is_contiguous()))
+            and (weight is None or bias is None or weight.dtype is bias.dtype)
+            and 0 <= partial <= width
         ):
-            if facts[2] == 0:
-                facts = (facts[0], facts[1], shape[0], facts[3], facts[4])
-            if torch.is_grad_enabled():
+            facts = (mode, eps, partial or width, offset, round_first)
+            if is_grad_enabled():
                 return eager.row_norm(x, weight, bias, None, facts)
             return cpu.row_forward(x, weight, bias, None, None, *facts)[0]
     return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)

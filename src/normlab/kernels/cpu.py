@@ -64,7 +64,7 @@ def row_forward(
     eps: float, partial: int, offset: bool, round_first: bool,
 ) -> tuple[Tensor, bytes]:  # fmt: skip
     """y and the statistics (empty when a tensor was given for them)."""
-    width = step = x.size(-1)
+    width = step = x.shape[-1]
     if x.is_contiguous():
         y = empty_like(x)
     else:
@@ -85,7 +85,7 @@ def row_backward(
     dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, partial: int, offset: bool, round_first: bool,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of the parameters are written into the tensors given for them."""
-    width = step = x.size(-1)
+    width = step = x.shape[-1]
     if not x.is_contiguous():
         x, step = as_rows(x)
     if not grad.is_contiguous():
@@ -145,8 +145,8 @@ def residual_backward(
     return dx, dbranch
 
 
-# Statistics of a column norm: one flat float64 tensor, [mean (sets * groups) | mean square (sets * groups) | count (sets)].
-# ``layout`` is (segments, rows, channels, groups, planes, pooled), as in csrc/kernels.h.
+# Statistics of a column norm, float64: [mean (sets * groups) | mean square (sets * groups) | count (sets)], a flat tensor or,
+# as for rows, bytes. ``layout`` is (segments, rows, channels, groups, planes, pooled), as in csrc/kernels.h.
 
 
 def column_statistics(layout: tuple[int, ...]) -> Tensor:
@@ -164,44 +164,50 @@ def split_statistics(statistics: Tensor, layout: tuple[int, ...]) -> tuple[Tenso
 
 def column_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, eps: float, offset: bool,
-    centered: bool, given: bool, layout: tuple[int, ...], statistics: Tensor, *, moments_only: bool = False,
+    centered: bool, given: bool, layout: tuple[int, ...], statistics: Tensor | None, *, moments_only: bool = False,
     running: tuple[Tensor, Tensor, float] | None = None,
 ) -> Any:  # fmt: skip
-    """y. ``statistics`` are written, or read when ``given``; ``running`` (mean, variance, factor) is moved towards them."""
-    y = None if moments_only else torch.empty_like(x)
+    """y and the statistics as bytes (None when a tensor was given for them, to be written or, if ``given``, read).
+
+    ``running`` (mean, variance, factor) is moved towards the statistics.
+    """
+    y = None if moments_only else empty_like(x)
     if given and x.numel() == 0:  # an empty y has no address, which would read as "moments only"
-        return y
-    mean = statistics.data_ptr()
-    step = 8 * layout[3] * (1 if layout[5] else layout[0])
-    running_mean, running_var, factor = running if running is not None else (None, None, 0.0)
-    native.column_forward(
-        *layout, centered, given, CODES[x.dtype], _parameter_code(weight, bias), eps, offset, get_num_threads(),
-        _address(mask), _address(weight), _address(bias), x.data_ptr(), mean, mean + step, mean + 2 * step, _address(y),
-        _address(running_mean), _address(running_var), 0 if running_mean is None else CODES[running_mean.dtype], factor,
+        return y, None
+    parameters = bias if weight is None else weight
+    running_mean, running_var, factor = (None, None, 0.0) if running is None else running
+    kept = native.column_forward(
+        *layout, centered, given, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype], eps, offset,
+        get_num_threads(), 0 if mask is None else mask.data_ptr(), 0 if weight is None else weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(), x.data_ptr(), 0 if statistics is None else statistics.data_ptr(),
+        0 if y is None else y.data_ptr(), _address(running_mean), _address(running_var),
+        0 if running_mean is None else CODES[running_mean.dtype], factor,
     )  # fmt: skip
-    return y
+    return y, kept
 
 
 def column_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, dweight: Tensor | None,
-    dbias: Tensor | None, eps: float, offset: bool, centered: bool, given: bool, layout: tuple[int, ...], *,
-    sums: Tensor | None = None, stage: str = "both", coefficients: Tensor | None = None,
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes,
+    dweight: Tensor | None, dbias: Tensor | None, eps: float, offset: bool, centered: bool, given: bool,
+    layout: tuple[int, ...], *, sums: Tensor | None = None, stage: str = "both", coefficients: Tensor | None = None,
 ) -> Any:  # fmt: skip
     """dx. The stages "sums" and "apply" can be run apart, with an exchange between processes in the middle:
     ``sums`` (2, sets, channels) of grad and grad * xhat is what they hand over. ``coefficients`` (3, sets, channels)
     replaces the derived dx = c[0] * grad + c[1] * xhat + c[2]."""
-    dx = None if stage == "sums" else torch.empty_like(x)
-    mean = statistics.data_ptr()
-    sets = 1 if layout[5] else layout[0]
-    step, wide = 8 * layout[3] * sets, 8 * layout[2] * sets
-    first = 0 if coefficients is None else coefficients.data_ptr()
-    total = 0 if sums is None else sums.data_ptr()
+    dx = None if stage == "sums" else empty_like(x)
+    total = first = wide = 0
+    if sums is not None:
+        total, wide = sums.data_ptr(), 8 * layout[2] * (1 if layout[5] else layout[0])
+    if coefficients is not None:
+        first = coefficients.data_ptr()
+    parameters = weight if weight is not None else dweight if dweight is not None else dbias
     native.column_backward(
-        *layout, centered, given, CODES[x.dtype],
-        _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], eps, offset,
-        get_num_threads(), _address(mask), _address(weight), x.data_ptr(), mean, mean + step, mean + 2 * step,
-        grad.data_ptr(), total, total and total + wide, stage != "apply", stage != "sums", first,
-        first and first + wide, first and first + 2 * wide, _address(dx), _address(dweight), _address(dbias),
+        *layout, centered, given, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype], eps, offset,
+        get_num_threads(), 0 if mask is None else mask.data_ptr(), 0 if weight is None else weight.data_ptr(),
+        x.data_ptr(), _kept(statistics), grad.data_ptr(), total, total and total + wide, stage != "apply",
+        stage != "sums", first, first and first + wide, first and first + 2 * wide,
+        0 if dx is None else dx.data_ptr(), 0 if dweight is None else dweight.data_ptr(),
+        0 if dbias is None else dbias.data_ptr(),
     )  # fmt: skip
     return dx
 
