@@ -1,7 +1,8 @@
 // The only file that knows Python. No arithmetic: addresses and sizes go in as integers, the GIL is released.
 //
 // Integers rather than array objects: the caller (kernels/cpu.py) has checked dtype, device and layout already, and
-// an array handshake per argument costs more than a small norm.
+// an array handshake per argument costs more than a small norm. The thin functions take tensors: everyday row norms, where
+// the checks are the larger part of the time (see tensors.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 using namespace normlab;
@@ -20,6 +22,7 @@ namespace {
 
 typedef uintptr_t Address;
 const Isa* chosen = nullptr;
+Tensors tensors;
 
 template <class P> P* at(Address a) { return (P*)a; }
 
@@ -84,6 +87,68 @@ void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial
     a.grad_stream = at<void>(grad_stream); a.dbranch = at<void>(dbranch);
     a.alpha = alpha; a.drop = drop; a.seed = seed;
     chosen->table->row_backward(a);
+}
+
+// ---- thin: dense tensors, no mask, no residual ----
+
+// Would thin_row_forward take these? Weight and bias may be None.
+bool fits_rows(nb::handle x, nb::handle weight, nb::handle bias, int64_t width, bool one_gain) {
+    Tensors::Dense of_x, of_weight, of_bias;
+    if (!tensors.look(x.ptr(), of_x) || of_x.last != width || width < 1) return false;
+    if (!weight.is_none() && !(tensors.look(weight.ptr(), of_weight) && of_weight.size == (one_gain ? 1 : width))) return false;
+    if (!bias.is_none() && !(tensors.look(bias.ptr(), of_bias) && of_bias.size == width)) return false;
+    return weight.is_none() || bias.is_none() || of_weight.dtype == of_bias.dtype;
+}
+
+// A parameter or the place for its gradient: where it lies (0: there is none), and its dtype (none: that of `other`).
+struct Parameter {
+    bool fits = true;
+    Address address = 0;
+    DType dtype;
+    explicit Parameter(nb::handle h, DType other = DType::f32) : dtype(other) {
+        Tensors::Dense of;
+        if (h.is_none()) return;
+        fits = tensors.look(h.ptr(), of);
+        if (!fits) return;
+        address = (Address)of.data;
+        dtype = of.dtype;
+    }
+};
+
+// y is written; the statistics come back as bytes. None when a tensor does not fit.
+nb::object thin_row_forward(nb::handle x, nb::handle weight, nb::handle bias, nb::handle y, int mode, double eps,
+                            int64_t partial, bool offset_gain, bool round_before_gain, int threads) {
+    Tensors::Dense of_x, of_y;
+    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !tensors.look(y.ptr(), of_y)) return nb::none();
+    const Parameter w(weight), b(bias, w.dtype);
+    if (!w.fits || !b.fits) return nb::none();
+    const int64_t rows = of_x.size / of_x.last;
+    nb::object kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
+    RowNorm a = row_norm(rows, of_x.last, of_x.last, partial, (int)of_x.dtype, (int)b.dtype, mode, eps, offset_gain,
+                         round_before_gain, threads, 0, w.address, b.address, (Address)of_x.data,
+                         (Address)PyBytes_AS_STRING(kept.ptr()));
+    a.y = of_y.data;
+    nb::gil_scoped_release released;
+    chosen->table->row_forward(a);
+    return kept;
+}
+
+// dx, dweight and dbias are written. False when a tensor does not fit.
+bool thin_row_backward(nb::handle x, nb::handle weight, nb::handle statistics, nb::handle grad, nb::handle dx,
+                       nb::handle dweight, nb::handle dbias, int mode, double eps, int64_t partial, bool offset_gain,
+                       bool round_before_gain, int threads) {
+    Tensors::Dense of_x, of_grad, of_dx;
+    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1) return false;
+    if (!tensors.look(grad.ptr(), of_grad) || !tensors.look(dx.ptr(), of_dx)) return false;
+    const Parameter w(weight), dw(dweight, w.dtype), db(dbias, dw.dtype);
+    if (!w.fits || !dw.fits || !db.fits) return false;
+    RowNorm a = row_norm(of_x.size / of_x.last, of_x.last, of_x.last, partial, (int)of_x.dtype, (int)db.dtype, mode, eps,
+                         offset_gain, round_before_gain, threads, 0, w.address, 0, (Address)of_x.data,
+                         address_of(statistics));
+    a.grad = of_grad.data; a.dx = of_dx.data; a.dweight = at<void>(dw.address); a.dbias = at<void>(db.address);
+    nb::gil_scoped_release released;
+    chosen->table->row_backward(a);
+    return true;
 }
 
 ColumnNorm column_norm(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
@@ -185,6 +250,13 @@ NB_MODULE(_native, m) {
 #else
     m.attr("openmp") = false;
 #endif
+    m.def("see_tensors", [](nb::handle capsule) { return tensors.use(capsule.ptr()); },
+          "give the thin functions torch's table for looking into tensors; False: they cannot be used");
+    const auto one = nb::arg();
+    const auto maybe = nb::arg().none();  // None is taken, too
+    m.def("fits_rows", &fits_rows, one, maybe, maybe, one, one);
+    m.def("thin_row_forward", &thin_row_forward, one, maybe, maybe, one, one, one, one, one, one, one);
+    m.def("thin_row_backward", &thin_row_backward, one, maybe, one, one, one, maybe, maybe, one, one, one, one, one, one);
     m.def("row_forward", &row_forward);
     m.def("row_backward", &row_backward);
     m.def("column_forward", &column_forward);

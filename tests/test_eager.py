@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import normlab
 from normlab import NORMS, eager, ops, reference
+from normlab.kernels import cpu
 
 F64 = torch.float64
 WIDTH = 15  # divisible by the groups, not by any vector
@@ -586,3 +587,95 @@ def test_eager_is_the_path_these_tests_took(monkeypatch):
     for name in EVERY:
         make_layer(name, torch.float32)(*inputs_of(name, dtype=torch.float32))
     assert set(seen) == {"RowNorm", "ResidualNorm", "ColumnNorm", "PowerNorm", "Pointwise"}
+
+
+# ---- the thin path ---------------------------------------------------------------------------------------------------
+
+
+def thin_and_thick(monkeypatch, run):
+    """What ``run`` gives when tensors go to the kernels as they are, and when addresses and sizes go one by one."""
+    if not cpu.thin:
+        pytest.skip("this torch has no table for looking into tensors")
+    calls = []
+
+    class Native:  # the extension, with a count of its thin calls
+        def __getattr__(self, name):
+            if name.startswith("thin_"):
+                calls.append(name)
+            return getattr(native, name)
+
+    native = cpu.native
+    monkeypatch.setattr(cpu, "native", Native())
+    thin = run()
+    taken, calls[:] = list(calls), []
+    monkeypatch.setattr(cpu, "thin", False)
+    monkeypatch.setattr(cpu, "fits_rows", cpu._fits_rows)
+    thick = run()
+    assert not calls
+    return thin, thick, taken
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+@pytest.mark.parametrize("name", ["layer", "rms", "scale"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["one dtype", "float32 parameters"])
+def test_thin_calls_give_the_same_bits(name, dtype, mixed, monkeypatch):
+    layer = make_layer(name, torch.float32 if mixed else dtype)
+    x, upstream_grad = torch.randn(7, 3, WIDTH).to(dtype), torch.randn(7, 3, WIDTH).to(dtype)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        y = layer(leaf)
+        y.backward(upstream_grad)
+        with torch.no_grad():
+            assert torch.equal(layer(x), y)
+        return [y.detach(), leaf.grad, *(p.grad for p in layer.parameters())]
+
+    thin, thick, taken = thin_and_thick(monkeypatch, run)
+    assert taken == ["thin_row_forward", "thin_row_backward", "thin_row_forward"]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(thin, thick, strict=True))
+
+
+@pytest.mark.parametrize("case", ["x", "grad", "weight", "no weight", "no rows"])
+def test_thin_calls_leave_the_rest_to_the_thick(case, monkeypatch):
+    weight, bias = (torch.randn(WIDTH) for _ in range(2))
+    x = torch.randn(6, WIDTH)
+    up = torch.randn(6, WIDTH)
+    if case == "x":
+        x = torch.randn(WIDTH, 6).T
+    elif case == "grad":
+        up = torch.randn(WIDTH, 6).T
+    elif case == "weight":
+        weight = torch.randn(WIDTH, 2)[:, 0]
+    elif case == "no weight":
+        weight = None
+    else:
+        x, up = x[:0], up[:0]
+    leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
+
+    def run():
+        y = ops.layer_norm(leaves[0], (WIDTH,), leaves[1], leaves[2])
+        return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], up)]
+
+    thin, thick, _ = thin_and_thick(monkeypatch, run)
+    assert all(torch.equal(a, b) for a, b in zip(thin, thick, strict=True))
+    gain = torch.ones(WIDTH) if weight is None else weight
+    exact = nn.functional.layer_norm(x.double(), (WIDTH,), gain.double(), bias.double())
+    torch.testing.assert_close(thin[0].double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_what_fits():
+    x, w = torch.randn(3, 8), torch.ones(8)
+    for fits in {cpu.fits_rows, cpu._fits_rows}:
+        assert (
+            fits(x, w, None, 8, False) and fits(x, None, None, 8, False) and fits(x, w.double(), w.double(), 8, False)
+        )
+        assert fits(x, torch.ones(1), None, 8, True)
+        assert not fits(x, w, None, 7, False)  # another width
+        assert not fits(x, w[:7], None, 8, False)  # too few gains
+        assert not fits(x, w, torch.ones(1), 8, False)  # too few biases
+        assert not fits(x, torch.ones(8, 2)[:, 0], None, 8, False)  # not dense
+        assert not fits(x, w, w.double(), 8, False)  # two dtypes
+        assert not fits(x, w.to("meta"), None, 8, False)  # not on the CPU
+        assert not fits(torch.tensor(1.0), None, None, 1, False)  # no axis
+        assert not fits(x[:, :0], None, None, 0, False)  # nothing to normalize

@@ -123,6 +123,24 @@ def test_a_sample_does_not_depend_on_its_batch(name, dtype, isa):
         assert torch.equal(alone.y[0], whole.y[i]) and torch.equal(alone.dx[0], whole.dx[i])
 
 
+@pytest.mark.parametrize("name", ROWWISE)
+def test_rows_of_any_kind_side_by_side(name, isa):
+    """Short rows are computed in groups; a row that needs float64 or a second pass must not touch its neighbours."""
+    x, grad, _ = inputs((23, 67), torch.float32, False)
+    x *= torch.tensor([1, 1e30, 1, 1, 1e-30, 1e-30, 1])[torch.arange(23) % 7].unsqueeze(1)
+    x[5] += 1e6
+    x[9, :32] = 40.0  # its first values say nothing about its mean
+    x[14] = 0.0
+    x[17, 3] = NAN
+    layer = make_layer(name, 67, torch.float32)
+    whole = run(layer, x, grad)
+    for i in range(23):
+        alone = run(layer, x[i : i + 1], grad[i : i + 1])
+        for one, all_ in ((alone.y[0], whole.y[i]), (alone.dx[0], whole.dx[i])):
+            torch.testing.assert_close(one, all_, rtol=0, atol=0, equal_nan=True)
+    assert whole.y[17].isnan().any() and not torch.cat([whole.y[:17], whole.y[18:]]).isnan().any()
+
+
 @pytest.mark.parametrize("name", normlab.NORMS)
 def test_nan_spoils_only_its_own_statistic(name, isa):
     x, grad, _ = inputs((5, 7, 36), torch.float32, False)

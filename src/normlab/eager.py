@@ -175,11 +175,12 @@ class ColumnNorm(Function):
                 given: Tensor | None, facts: tuple[Any, ...]) -> Any:  # fmt: skip
         eps, offset, centered, layout, running, group, want_statistics, channel = facts
         known = given is not None
-        statistics = given
-        if not known and (group is not None or want_statistics):
-            statistics = cpu.column_statistics(layout)
         synced = group is not None and not known
+        statistics = given
+        if synced or (want_statistics and not known):
+            statistics = cpu.column_statistics(layout)
         if synced:
+            assert statistics is not None
             cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, statistics, moments_only=True)
             gather_moments(statistics, layout, centered, group)
         y, kept = cpu.column_forward(

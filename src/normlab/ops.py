@@ -146,19 +146,9 @@ def row_norm(
     """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
     if mask is None and lengths is None and len(shape) == 1 and _route(op, x) == "eager":
-        (width,), whole = shape, x.shape
         mode, eps, partial, offset, round_first = facts
-        if (
-            whole
-            and whole[-1] == width > 0
-            and (
-                weight is None
-                or (weight.numel() == (1 if mode == 2 else width) and weight.is_cpu and weight.is_contiguous())
-            )
-            and (bias is None or (bias.numel() == width and bias.is_cpu and bias.is_contiguous()))
-            and (weight is None or bias is None or weight.dtype is bias.dtype)
-            and 0 <= partial <= width
-        ):
+        width = shape[0]
+        if cpu.fits_rows(x, weight, bias, width, mode == 2) and 0 <= partial <= width:
             facts = (mode, eps, partial or width, offset, round_first)
             if is_grad_enabled():
                 return eager.row_norm(x, weight, bias, None, facts)

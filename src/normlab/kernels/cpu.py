@@ -26,6 +26,10 @@ except ImportError as error:
 if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
 
+# May tensors themselves go to the thin functions? (Not before torch 2.10: then addresses and sizes go one by one.)
+_table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+thin = native is not None and _table is not None and native.see_tensors(_table)
+
 CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
@@ -59,11 +63,33 @@ def as_rows(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(), width
 
 
+def _fits_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int, one_gain: bool) -> bool:
+    """Can the kernels take x (floating point, on the CPU) and parameters that were not checked, as they are?"""
+    return (
+        x.dim() > 0
+        and x.shape[-1] == width > 0
+        and (
+            weight is None
+            or (weight.numel() == (1 if one_gain else width) and weight.is_cpu and weight.is_contiguous())
+        )
+        and (bias is None or (bias.numel() == width and bias.is_cpu and bias.is_contiguous()))
+        and (weight is None or bias is None or weight.dtype is bias.dtype)
+    )
+
+
+fits_rows = native.fits_rows if thin else _fits_rows
+
+
 def row_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None, mode: int,
     eps: float, partial: int, offset: bool, round_first: bool,
 ) -> tuple[Tensor, bytes]:  # fmt: skip
     """y and the statistics (empty when a tensor was given for them)."""
+    if thin and mask is None and statistics is None:
+        y = empty_like(x)
+        kept = native.thin_row_forward(x, weight, bias, y, mode, eps, partial, offset, round_first, get_num_threads())
+        if kept is not None:
+            return y, kept
     width = step = x.shape[-1]
     if x.is_contiguous():
         y = empty_like(x)
@@ -85,6 +111,11 @@ def row_backward(
     dweight: Tensor | None, dbias: Tensor | None, mode: int, eps: float, partial: int, offset: bool, round_first: bool,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of the parameters are written into the tensors given for them."""
+    if thin and mask is None and type(statistics) is bytes:
+        dx = empty_like(grad)
+        if native.thin_row_backward(x, weight, statistics, grad, dx, dweight, dbias, mode, eps, partial, offset,
+                                    round_first, get_num_threads()):  # fmt: skip
+            return dx
     width = step = x.shape[-1]
     if not x.is_contiguous():
         x, step = as_rows(x)
