@@ -1,4 +1,4 @@
-// Looking into a torch tensor without torch's headers: the C table that DLPack 1.1 puts on the tensor type
+// Looking into a torch tensor without torch's headers: the C table that DLPack 1.3 puts on the tensor type
 // (`__dlpack_c_exchange_api__`). The layout below is that table's binary interface; a tensor is looked at, never held.
 // A look costs about a tenth of asking the Python object for address, dtype, device and shape one after the other, which
 // at small sizes is what a norm's time goes to. Older torch has no table: kernels/cpu.py then asks in Python.

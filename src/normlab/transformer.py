@@ -689,12 +689,7 @@ class Decoder(nn.Module):
         _check_sampling(self, prompt, steps, temperature, top_k)
         cache = Cache(self.config.max_length) if use_cache else None
         with _evaluating(self):
-            tokens, new = prompt, prompt
-            for _ in range(steps):
-                scores = self(new if use_cache else tokens, cache=cache)[:, -1]
-                new = _choose(scores, temperature, top_k, generator)
-                tokens = torch.cat((tokens, new), 1)
-        return tokens
+            return _extend(prompt, steps, self, cache, temperature, top_k, generator)
 
 
 class EncoderDecoder(nn.Module):
@@ -745,12 +740,8 @@ class EncoderDecoder(nn.Module):
         cache = Cache(self.config.max_length) if use_cache else None
         with _evaluating(self):
             memory = self.encode(source, source_mask)
-            tokens, new = start, start
-            for _ in range(steps):
-                scores = self._decode(new if use_cache else tokens, memory, source_mask, cache=cache)[:, -1]
-                new = _choose(scores, temperature, top_k, generator)
-                tokens = torch.cat((tokens, new), 1)
-        return tokens
+            decode = functools.partial(self._decode, memory=memory, source_mask=source_mask)
+            return _extend(start, steps, decode, cache, temperature, top_k, generator)
 
 
 class _evaluating:
@@ -782,6 +773,19 @@ def _check_sampling(model: Any, start: Tensor, steps: int, temperature: float, t
         raise ValueError(f"temperature must be at least 0 (0: the likeliest token), got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
+
+
+def _extend(
+    tokens: Tensor, steps: int, score: Callable[..., Tensor], cache: Cache | None, temperature: float,
+    top_k: int | None, generator: torch.Generator | None,
+) -> Tensor:  # fmt: skip
+    """The tokens and ``steps`` more; with a cache ``score`` is shown the new ones only."""
+    new = tokens
+    for _ in range(steps):
+        scores = score(tokens if cache is None else new, cache=cache)[:, -1]
+        new = _choose(scores, temperature, top_k, generator)
+        tokens = torch.cat((tokens, new), 1)
+    return tokens
 
 
 def _choose(scores: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:

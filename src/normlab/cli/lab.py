@@ -510,6 +510,7 @@ def show_answer(summary: Mapping[str, Any]) -> None:
 def run_train(args: argparse.Namespace) -> int:
     from ..lab import Experiment, FolderInUse
     from ..lab.train import process_group, train
+    from ..machine import keep_freed_memory
 
     folder = args.out or _default_folder("train")
     try:
@@ -521,6 +522,7 @@ def run_train(args: argparse.Namespace) -> int:
         if args.show:
             print(experiment.to_toml(), end="")
             return 0
+        keep_freed_memory()
         with process_group() as rank:
             last = time.monotonic()
 

@@ -26,7 +26,7 @@ except ImportError as error:
 if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
 
-# May tensors themselves go to the thin functions? (Not before torch 2.10: then addresses and sizes go one by one.)
+# May tensors themselves go to the thin functions? (Older torch has no table: then addresses and sizes go one by one.)
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 thin = native is not None and _table is not None and native.see_tensors(_table)
 

@@ -263,6 +263,9 @@ def warm_up() -> None:
     """One step of next to nothing: what torch loads at its first step is not to count as the first trial's time and memory."""
     import torch
 
+    from ..machine import keep_freed_memory
+
+    keep_freed_memory()
     layer = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     torch.nn.functional.cross_entropy(layer(torch.ones(2, 2)), torch.zeros(2, dtype=torch.long)).backward()
