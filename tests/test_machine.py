@@ -66,12 +66,13 @@ def test_a_process_that_has_computed_before_is_told_instead_of_killed(monkeypatc
 
 
 def test_freed_memory_is_kept():
-    """In a child process: 64 MiB written and freed twenty times fault in about once, not twenty times."""
+    """In a child process: after some rounds of writing and freeing 64 MiB, twenty more cost no page faults."""
     code = (
         "import resource, sys, torch\n"
         "from normlab.machine import keep_freed_memory\n"
         "assert sys.argv[1] == 'as it is' or keep_freed_memory()\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(20): torch.zeros(16 << 20)\n"  # malloc takes a few rounds to find blocks that fit
         "before = faults()\n"
         "for _ in range(20): torch.zeros(16 << 20)\n"
         "print(faults() - before)"
@@ -87,4 +88,4 @@ def test_freed_memory_is_kept():
         )
         for how in ("as it is", "kept")
     )
-    assert kept < loose / 5
+    assert kept < loose / 20
