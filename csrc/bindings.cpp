@@ -2,7 +2,7 @@
 //
 // Integers rather than array objects: the caller (kernels/cpu.py) has checked dtype, device and layout already, and
 // an array handshake per argument costs more than a small norm. The thin functions take tensors: everyday row norms, where
-// the checks are the larger part of the time (see tensors.h).
+// checks are the larger part of the time (see tensors.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -89,21 +89,13 @@ void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial
     chosen->table->row_backward(a);
 }
 
-// ---- thin: dense tensors, no mask, no residual ----
-
-// Would thin_row_forward take these? Weight and bias may be None.
-bool fits_rows(nb::handle x, nb::handle weight, nb::handle bias, int64_t width, bool one_gain) {
-    Tensors::Dense of_x, of_weight, of_bias;
-    if (!tensors.look(x.ptr(), of_x) || of_x.last != width || width < 1) return false;
-    if (!weight.is_none() && !(tensors.look(weight.ptr(), of_weight) && of_weight.size == (one_gain ? 1 : width))) return false;
-    if (!bias.is_none() && !(tensors.look(bias.ptr(), of_bias) && of_bias.size == width)) return false;
-    return weight.is_none() || bias.is_none() || of_weight.dtype == of_bias.dtype;
-}
+// ---- thin: dense tensors, no mask ----
 
 // A parameter or the place for its gradient: where it lies (0: there is none), and its dtype (none: that of `other`).
 struct Parameter {
     bool fits = true;
     Address address = 0;
+    int64_t size = 0;
     DType dtype;
     explicit Parameter(nb::handle h, DType other = DType::f32) : dtype(other) {
         Tensors::Dense of;
@@ -111,41 +103,70 @@ struct Parameter {
         fits = tensors.look(h.ptr(), of);
         if (!fits) return;
         address = (Address)of.data;
+        size = of.size;
         dtype = of.dtype;
     }
 };
 
-// y is written; the statistics come back as bytes. None when a tensor does not fit.
-nb::object thin_row_forward(nb::handle x, nb::handle weight, nb::handle bias, nb::handle y, int mode, double eps,
-                            int64_t partial, bool offset_gain, bool round_before_gain, int threads) {
-    Tensors::Dense of_x, of_y;
+// Would the thin functions take these? Weight and bias may be None.
+bool fits_rows(nb::handle x, nb::handle weight, nb::handle bias, int64_t width, bool one_gain) {
+    Tensors::Dense of_x;
+    if (!tensors.look(x.ptr(), of_x) || of_x.last != width || width < 1) return false;
+    const Parameter w(weight), b(bias, w.dtype);
+    return w.fits && b.fits && (weight.is_none() || w.size == (one_gain ? 1 : width)) &&
+           (bias.is_none() || (b.size == width && (weight.is_none() || b.dtype == w.dtype)));
+}
+bool fits_residual(nb::handle x, nb::handle branch, nb::handle weight, nb::handle bias, int64_t width) {
+    Tensors::Dense of_x, of_branch;
+    return tensors.look(x.ptr(), of_x) && tensors.look(branch.ptr(), of_branch) && of_x.like(of_branch) &&
+           fits_rows(x, weight, bias, width, false);
+}
+
+// The description of a norm over the rows of a tensor; what is read and written comes on top. `partial` 0: all values.
+RowNorm rows_of(const Tensors::Dense& x, const Parameter& weight, DType param_dtype, Address statistics, int mode, double eps,
+                int64_t partial, bool offset_gain, bool round_before_gain, int threads) {
+    return row_norm(x.size / x.last, x.last, x.last, partial ? partial : x.last, (int)x.dtype, (int)param_dtype, mode, eps,
+                    offset_gain, round_before_gain, threads, 0, weight.address, 0, (Address)x.data, statistics);
+}
+
+// y (and with a branch the stream) is written; the statistics come back as bytes. None when a tensor does not fit.
+nb::object thin_forward(nb::handle x, nb::handle branch, nb::handle weight, nb::handle bias, nb::handle y, nb::handle stream,
+                        int mode, double eps, int64_t partial, bool offset_gain, bool round_before_gain, double alpha,
+                        double drop, uint64_t seed, int threads) {
+    Tensors::Dense of_x, of_branch{}, of_y, of_stream{};
     if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !tensors.look(y.ptr(), of_y)) return nb::none();
+    if (!branch.is_none() && !(tensors.look(branch.ptr(), of_branch) && tensors.look(stream.ptr(), of_stream))) return nb::none();
     const Parameter w(weight), b(bias, w.dtype);
     if (!w.fits || !b.fits) return nb::none();
     const int64_t rows = of_x.size / of_x.last;
     nb::object kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
-    RowNorm a = row_norm(rows, of_x.last, of_x.last, partial, (int)of_x.dtype, (int)b.dtype, mode, eps, offset_gain,
-                         round_before_gain, threads, 0, w.address, b.address, (Address)of_x.data,
-                         (Address)PyBytes_AS_STRING(kept.ptr()));
-    a.y = of_y.data;
+    RowNorm a = rows_of(of_x, w, b.dtype, (Address)PyBytes_AS_STRING(kept.ptr()), mode, eps, partial, offset_gain,
+                        round_before_gain, threads);
+    a.bias = at<void>(b.address); a.y = of_y.data; a.branch = of_branch.data; a.stream = of_stream.data;
+    a.alpha = alpha; a.drop = drop; a.seed = seed;
     nb::gil_scoped_release released;
     chosen->table->row_forward(a);
     return kept;
 }
 
-// dx, dweight and dbias are written. False when a tensor does not fit.
-bool thin_row_backward(nb::handle x, nb::handle weight, nb::handle statistics, nb::handle grad, nb::handle dx,
-                       nb::handle dweight, nb::handle dbias, int mode, double eps, int64_t partial, bool offset_gain,
-                       bool round_before_gain, int threads) {
-    Tensors::Dense of_x, of_grad, of_dx;
+// x: what was normalized, the stream after a residual sum. dx, dbranch (None: it equals dx), dweight and dbias are
+// written. False when a tensor does not fit.
+bool thin_backward(nb::handle x, nb::handle weight, nb::handle statistics, nb::handle grad, nb::handle grad_stream,
+                   nb::handle dx, nb::handle dbranch, nb::handle dweight, nb::handle dbias, bool residual, int mode, double eps,
+                   int64_t partial, bool offset_gain, bool round_before_gain, double alpha, double drop, uint64_t seed,
+                   int threads) {
+    Tensors::Dense of_x, of_grad, of_grad_stream{}, of_dx, of_dbranch{};
     if (!tensors.look(x.ptr(), of_x) || of_x.last < 1) return false;
     if (!tensors.look(grad.ptr(), of_grad) || !tensors.look(dx.ptr(), of_dx)) return false;
+    if (!grad_stream.is_none() && !tensors.look(grad_stream.ptr(), of_grad_stream)) return false;
+    if (!dbranch.is_none() && !tensors.look(dbranch.ptr(), of_dbranch)) return false;
     const Parameter w(weight), dw(dweight, w.dtype), db(dbias, dw.dtype);
     if (!w.fits || !dw.fits || !db.fits) return false;
-    RowNorm a = row_norm(of_x.size / of_x.last, of_x.last, of_x.last, partial, (int)of_x.dtype, (int)db.dtype, mode, eps,
-                         offset_gain, round_before_gain, threads, 0, w.address, 0, (Address)of_x.data,
-                         address_of(statistics));
-    a.grad = of_grad.data; a.dx = of_dx.data; a.dweight = at<void>(dw.address); a.dbias = at<void>(db.address);
+    RowNorm a = rows_of(of_x, w, db.dtype, address_of(statistics), mode, eps, partial, offset_gain, round_before_gain, threads);
+    if (residual) a.branch = a.stream = of_x.data;  // only its presence matters: backward reads the stream
+    a.grad = of_grad.data; a.grad_stream = of_grad_stream.data; a.dx = of_dx.data; a.dbranch = of_dbranch.data;
+    a.dweight = at<void>(dw.address); a.dbias = at<void>(db.address);
+    a.alpha = alpha; a.drop = drop; a.seed = seed;
     nb::gil_scoped_release released;
     chosen->table->row_backward(a);
     return true;
@@ -255,8 +276,10 @@ NB_MODULE(_native, m) {
     const auto one = nb::arg();
     const auto maybe = nb::arg().none();  // None is taken, too
     m.def("fits_rows", &fits_rows, one, maybe, maybe, one, one);
-    m.def("thin_row_forward", &thin_row_forward, one, maybe, maybe, one, one, one, one, one, one, one);
-    m.def("thin_row_backward", &thin_row_backward, one, maybe, one, one, one, maybe, maybe, one, one, one, one, one, one);
+    m.def("fits_residual", &fits_residual, one, one, maybe, maybe, one);
+    m.def("thin_forward", &thin_forward, one, maybe, maybe, maybe, one, maybe, one, one, one, one, one, one, one, one, one);
+    m.def("thin_backward", &thin_backward, one, maybe, one, one, maybe, one, maybe, maybe, maybe, one, one, one, one, one, one,
+          one, one, one, one);
     m.def("row_forward", &row_forward);
     m.def("row_backward", &row_backward);
     m.def("column_forward", &column_forward);

@@ -41,6 +41,16 @@ inline void merge(double& n, double& mean, double& m2, double n_b, double mean_b
     n = total;
 }
 
+// Sum of f(i) over [begin, end) in eight lanes, so that it runs in vectors; the order is fixed.
+template <class F> inline __attribute__((always_inline)) double lane_sum(int64_t begin, int64_t end, F&& f) {
+    double lane[8] = {};
+    int64_t i = begin;
+    for (; i + 8 <= end; i += 8)
+        for (int l = 0; l < 8; ++l) lane[l] += f(i + l);
+    for (; i < end; ++i) lane[0] += f(i);
+    return ((lane[0] + lane[4]) + (lane[1] + lane[5])) + ((lane[2] + lane[6]) + (lane[3] + lane[7]));
+}
+
 // The real rows of each segment, and the tasks they are cut into.
 struct Rows {
     const int64_t* index;   // row numbers within the whole tensor; null = every row
@@ -236,16 +246,26 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
             }
             continue;
         }
+        // All channels of a segment have its count, so a set's mean and deviations need no division per channel.
+        const int64_t from = a.pooled ? 0 : set, to = a.pooled ? a.segments : set + 1;
         double cells = 0;
+        for (int64_t s = from; s < to; ++s) cells += (double)(rows.count(s) * width);
+        const double share = cells > 0 ? 1.0 / cells : 0;
         for (int64_t g = 0; g < a.groups; ++g) {
-            double n = 0, mean = 0, m2 = 0;
-            for (int64_t s = a.pooled ? 0 : set; s < (a.pooled ? a.segments : set + 1); ++s)
-                for (int64_t c = g * width; c < (g + 1) * width; ++c)
-                    merge(n, mean, m2, (double)rows.count(s), seg_mean[s * a.channels + c], seg_m2[s * a.channels + c]);
-            const double var = n > 0 ? m2 / n : 0;
+            const int64_t begin = g * width, end = begin + width;
+            double mean = 0, m2 = 0;
+            for (int64_t s = from; s < to; ++s) {
+                const double* means = seg_mean + s * a.channels;
+                mean += (double)rows.count(s) * lane_sum(begin, end, [&](int64_t c) { return means[c]; });
+            }
+            mean *= share;
+            for (int64_t s = from; s < to; ++s) {
+                const double *means = seg_mean + s * a.channels, *m2s = seg_m2 + s * a.channels, n = (double)rows.count(s);
+                m2 += lane_sum(begin, end, [&](int64_t c) { return m2s[c] + n * (means[c] - mean) * (means[c] - mean); });
+            }
+            const double var = m2 * share;
             a.mean[set * a.groups + g] = a.centered ? mean : 0;
             a.var[set * a.groups + g] = a.centered ? var : var + mean * mean;
-            cells = n;
         }
         a.count[set] = cells;
     }
@@ -315,8 +335,7 @@ inline void sum_groups(const ColumnNorm& a, double* values) {
     const int64_t width = a.channels / a.groups;
     if (width == 1) return;
     for (int64_t g = 0; g < a.groups; ++g) {
-        double total = 0;
-        for (int64_t c = g * width; c < (g + 1) * width; ++c) total += values[c];
+        const double total = lane_sum(g * width, (g + 1) * width, [&](int64_t c) { return values[c]; });
         for (int64_t c = g * width; c < (g + 1) * width; ++c) values[c] = total;
     }
 }

@@ -5,6 +5,8 @@
 #pragma once
 #include <Python.h>
 
+#include <cstring>
+
 #include "kernels.h"
 
 namespace normlab {
@@ -15,6 +17,11 @@ public:
         char* data;
         int64_t size, last;  // values in all, along the last axis
         DType dtype;
+        int32_t axes;
+        const int64_t* shape;  // the tensor's own: valid while it is
+        bool like(const Dense& other) const {
+            return dtype == other.dtype && axes == other.axes && !memcmp(shape, other.shape, (size_t)axes * sizeof(int64_t));
+        }
     };
 
     // `capsule`: the table. False when this is not a version we know, or it cannot look.
@@ -45,6 +52,8 @@ public:
             out.size *= v.shape[d];
         }
         out.data = (char*)v.data + v.byte_offset;
+        out.axes = v.ndim;
+        out.shape = v.shape;
         return true;
     }
 

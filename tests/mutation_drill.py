@@ -77,7 +77,7 @@ MUTATIONS = [
     Mutation("column: drop the share of the variance in dx", COLUMN, "(C)(share * rstd[c] * c2[c])", "(C)(0 * share * rstd[c] * c2[c])", f"{AGREES} and batch and float32"),
     Mutation("column: a channel's sums for its group's", COLUMN, "        sum_groups(a, c1);\n        sum_groups(a, c2);\n", "", f"{AGREES} and group and float32"),
     Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/test_norms.py"),
-    Mutation("column: group boundaries", COLUMN, "for (int64_t c = g * width; c < (g + 1) * width; ++c)\n                    merge", "for (int64_t c = g * width; c < (g + 1) * width - 1; ++c)\n                    merge", f"{AGREES} and group and float32"),
+    Mutation("column: group boundaries", COLUMN, "const int64_t begin = g * width, end = begin + width;", "const int64_t begin = g * width, end = begin + width - 1;", f"{AGREES} and group and float32"),
     Mutation("column: planes of one sample", COLUMN, "const int64_t offset = (segment * a.channels + channel) * a.rows;", "const int64_t offset = channel * a.rows;", "images"),
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
     Mutation("pointwise: slope at one", POINT, "const Bk du = g * load_same(gain + j) * slope;", "const Bk du = g * load_same(gain + j);", f"{AGREES} and dyt and float32"),

@@ -118,7 +118,17 @@ FUNCTIONS = {
         lambda x, r, w, m: ops.residual_norm(x, r, w, eps=1e-3, norm="rms", alpha=1.7, gain="offset",
             return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7)], (2, 3)),
+    "residual_norm dropout": lambda: (
+        lambda x, r, w, b, m: seeded(ops.residual_norm, x, r, w, b, dropout=0.4, alpha=0.8, return_stream=True, mask=m),
+        [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
 }  # fmt: skip
+
+
+def seeded(function, *args, **options):
+    """The same draw at every call: gradcheck calls many times."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return function(*args, **options)
 
 
 @pytest.fixture(params=FUNCTIONS)
@@ -632,8 +642,43 @@ def test_thin_calls_give_the_same_bits(name, dtype, mixed, monkeypatch):
         return [y.detach(), leaf.grad, *(p.grad for p in layer.parameters())]
 
     thin, thick, taken = thin_and_thick(monkeypatch, run)
-    assert taken == ["thin_row_forward", "thin_row_backward", "thin_row_forward"]
+    assert taken == ["thin_forward", "thin_backward", "thin_forward"]
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(thin, thick, strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("alpha", [1.0, 1.7])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("wanted", ["y", "stream", "both"])
+def test_thin_residual_calls_give_the_same_bits(norm, alpha, dropout, wanted, monkeypatch):
+    layer = make_layer("residual", torch.float32, norm=norm, alpha=alpha, dropout=dropout, return_stream=True)
+    x, branch, *grads = (torch.randn(5, 3, WIDTH) for _ in range(4))
+
+    def run():
+        leaves = [x.clone().requires_grad_(), branch.clone().requires_grad_()]
+        layer.zero_grad()
+        outputs = list(seeded(layer, *leaves))
+        chosen = {"y": [0], "stream": [1], "both": [0, 1]}[wanted]
+        torch.autograd.backward([outputs[i] for i in chosen], [grads[i] for i in chosen])
+        with torch.no_grad():
+            assert all(torch.equal(a, b) for a, b in zip(seeded(layer, *leaves), outputs, strict=True))
+        return [*outputs, *(t.grad for t in leaves), *(p.grad for p in layer.parameters())]
+
+    thin, thick, taken = thin_and_thick(monkeypatch, run)
+    assert taken == ["thin_forward", "thin_backward", "thin_forward"]
+    assert all(torch.equal(a, b) for a, b in zip(thin, thick, strict=True))
+
+
+def test_a_fused_residual_keeps_the_stream_and_not_its_parts():
+    """Between the passes a model should hold what the sum and the norm one after the other would: one tensor."""
+    layer = make_layer("residual", torch.float32, return_stream=True)
+    leaves = [torch.randn(5, 3, WIDTH).requires_grad_() for _ in range(2)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        y, stream = layer(*leaves)
+    large = [t for t in kept if t.shape == y.shape]
+    assert len(large) == 1 and large[0].data_ptr() == stream.data_ptr()
+    torch.autograd.grad((y, stream), leaves, (torch.ones_like(y), torch.ones_like(y)))
 
 
 @pytest.mark.parametrize("case", ["x", "grad", "weight", "no weight", "no rows"])
@@ -679,3 +724,9 @@ def test_what_fits():
         assert not fits(x, w.to("meta"), None, 8, False)  # not on the CPU
         assert not fits(torch.tensor(1.0), None, None, 1, False)  # no axis
         assert not fits(x[:, :0], None, None, 0, False)  # nothing to normalize
+    for fits in {cpu.fits_residual, cpu._fits_residual}:
+        assert fits(x, x + 1, w, None, 8)
+        assert not fits(x, x.double(), w, None, 8)  # two dtypes
+        assert not fits(x, x[:2], w, None, 8)  # fewer rows
+        assert not fits(x, x.view(3, 1, 8), w, None, 8)  # another shape
+        assert not fits(x, x + 1, w[:7], None, 8)

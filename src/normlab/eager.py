@@ -49,6 +49,16 @@ def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
     return torch.empty_like(t) if wanted and t is not None else None
 
 
+def _parameter_gradients(
+    weight: Tensor | None, bias_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Places for the gradients of gain and bias, whose dtypes are the same where there are both."""
+    dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
+    if not need_bias:
+        return dweight, None
+    return dweight, torch.empty(size, dtype=bias_dtype) if weight is None else empty_like(weight)
+
+
 class RowNorm(Function):
     """``facts`` is (mode, eps, partial, offset gain, round before gain): one argument, because each costs time."""
 
@@ -77,10 +87,7 @@ class RowNorm(Function):
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
-        dweight = empty_like(weight) if need_weight else None
-        dbias = None
-        if need_bias:
-            dbias = torch.empty(x.shape[-1], dtype=bias_dtype) if weight is None else empty_like(weight)
+        dweight, dbias = _parameter_gradients(weight, bias_dtype, x.shape[-1], need_weight, need_bias)
         dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *facts)
         return dx, dweight, dbias, None, None
 
@@ -89,38 +96,53 @@ row_norm = apply(RowNorm)
 
 
 class ResidualNorm(Function):
+    """y and the new stream; ``facts`` is (mode, eps, offset gain, round before gain, alpha, drop, seed).
+
+    Of the inputs only the stream is kept, not its two parts: a second derivative reaches them through it.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: int,
-                want_stream: bool) -> Any:  # fmt: skip
-        ctx.facts = (mode, eps, offset, round_first, alpha, drop, seed)
-        y, stream, ctx.statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, *ctx.facts)
-        ctx.save_for_backward(x, branch, weight, bias, mask, stream)
+                facts: tuple[Any, ...]) -> tuple[Tensor, Tensor]:  # fmt: skip
+        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, *facts)
+        ctx.save_for_backward(stream, weight, mask)
+        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
         ctx.set_materialize_grads(False)
-        return (y, stream) if want_stream else y
+        return y, stream
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None = None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, branch, weight, bias, mask, stream = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        if grad is None and grad_stream is None:
-            return (None,) * 13
+    def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        stream, weight, mask = ctx.saved_tensors
+        facts, statistics, bias_dtype = ctx.kept
+        _, _, need_weight, need_bias, _, _ = ctx.needs_input_grad
         if grad is None:
+            if grad_stream is None:
+                return (None,) * 6
             grad = torch.zeros_like(stream)
-        if torch.is_grad_enabled():
-            mode, eps, offset, round_first, alpha, drop, seed = ctx.facts
+        if is_grad_enabled():
+            mode, eps, offset, round_first, alpha, drop, seed = facts
+            width = stream.shape[-1]
+            bias = torch.zeros(width, dtype=bias_dtype, requires_grad=True) if need_bias else None  # any: see RowNorm
 
-            def formula(x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-                return residual_reference(x, branch, weight, bias, mask, MODE_NAMES[mode], eps, GAINS[offset],
-                                          round_first, alpha, drop, seed)  # fmt: skip
+            def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+                return reference.row_norm(stream, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=width,
+                                          gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
-            both = (grad, torch.zeros_like(grad) if grad_stream is None else grad_stream)
-            return (*replay(formula, (x, branch, weight, bias), needs[:4], both), *[None] * 9)
-        dweight, dbias = _like(weight, needs[2]), _like(bias, needs[3])
-        dx, dbranch = cpu.residual_backward(
-            grad, grad_stream, stream, weight, mask, ctx.statistics, dweight, dbias, *ctx.facts
-        )
-        return dx, dbranch, dweight, dbias, *[None] * 9
+            whole, *rest = replay(formula, (stream, weight, bias), (True, need_weight, need_bias), grad)
+            assert whole is not None
+            if grad_stream is not None:
+                whole = whole + grad_stream
+            if mask is not None:
+                whole = torch.where(mask.unsqueeze(-1), whole, 0)
+            kept = whole
+            if drop > 0:
+                kept = torch.where(
+                    reference.keep_mask(seed, stream.numel() // width, width, drop).view_as(stream), whole, 0
+                )
+            return whole * alpha, kept / (1 - drop), *rest, None, None
+        dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
+        dx, dbranch = cpu.residual_backward(grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *facts)
+        return dx, dbranch, dweight, dbias, None, None
 
 
 residual_norm = apply(ResidualNorm)
@@ -219,10 +241,7 @@ class ColumnNorm(Function):
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None)
         grad = in_layout_of(x, grad)
-        dweight = empty_like(weight) if need_weight else None
-        dbias = None
-        if need_bias:
-            dbias = torch.empty(layout[2], dtype=bias_dtype) if weight is None else empty_like(weight)
+        dweight, dbias = _parameter_gradients(weight, bias_dtype, layout[2], need_weight, need_bias)
         if synced:
             dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
         else:

@@ -785,12 +785,12 @@ class ResidualNorm(_Norm):
     def forward(self, x: Tensor, branch: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Any:
         ops.check_floating("ResidualNorm", x)
         ops.check_floating("ResidualNorm", branch)
-        if x.shape[-1:] != (self.dim,):
+        if x.dim() == 0 or x.shape[-1] != self.dim:
             raise ValueError(
                 f"ResidualNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
             )
         eps = ops.rms_eps(x, self.eps)
-        return ops.residual_norm(x, branch, self.weight, self.bias, eps, norm=self.norm, alpha=self.alpha,
+        return ops.residual_norm(x, branch, self._own("weight"), self._own("bias"), eps, norm=self.norm, alpha=self.alpha,
                                  dropout=self.dropout, training=self.training, gain=self.gain,
                                  round_before_gain=self.round_before_gain, return_stream=self.return_stream, mask=mask,
                                  lengths=lengths)  # fmt: skip

@@ -278,6 +278,18 @@ def residual_norm(
     See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
     """
     op = "residual_norm"
+    drop = dropout if training else 0.0
+    if mask is None and lengths is None and 0 <= dropout < 1 and norm in ("layer", "rms") and _route(op, x) == "eager":
+        shape = x.shape  # the everyday call first, as in row_norm
+        if shape and type(branch) in PLAIN and cpu.fits_residual(x, branch, weight, bias, shape[-1]):
+            seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
+            offset = check_gain(gain) == "offset"
+            facts = (MODES[norm], check_eps(eps), offset, round_before_gain, float(alpha), drop, seed)
+            if is_grad_enabled():
+                both = eager.residual_norm(x, branch, weight, bias, None, facts)
+            else:
+                both = cpu.residual_forward(x, branch, weight, bias, None, None, *facts)[:2]
+            return both if return_stream else both[0]
     check_floating(op, x)
     if norm not in ("layer", "rms"):
         raise ValueError(unknown("norm", norm, ("layer", "rms")))
@@ -299,20 +311,20 @@ def residual_norm(
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
     rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
-    drop = dropout if training else 0.0
     offset = gain == "offset"
     route = _route(op, x)
     if route == "graph":
-        seed = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
+        seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
         y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
-                                           round_before_gain, alpha, drop, seed)  # fmt: skip
+                                           round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
         return (y, stream) if return_stream else y
-    seed_value = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
+    seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
     if route == "eager":
-        return eager.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
-                                        round_before_gain, alpha, drop, seed_value, return_stream)  # fmt: skip
-    both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
-                                    drop, seed_value)  # fmt: skip
+        facts = (MODES[norm], eps, offset, round_before_gain, alpha, drop, seed)
+        both = eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
+    else:
+        both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+                                        drop, seed)  # fmt: skip
     return both if return_stream else both[0]
 
 

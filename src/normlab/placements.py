@@ -117,7 +117,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, branch: Tensor, norm: nn.Module | None = None, mask: Tensor | None = None) -> Any:
         fused = _fusable(norm, x, branch) if self.fuse else None
         if fused is not None:
-            y, stream = ops.residual_norm(x, branch, fused.weight, fused.bias, ops.rms_eps(x, fused.eps), alpha=self.alpha,
+            y, stream = ops.residual_norm(x, branch, fused._own("weight"), fused._own("bias"), ops.rms_eps(x, fused.eps), alpha=self.alpha,
                                           norm="layer" if type(fused) is LayerNorm else "rms", dropout=self.dropout,
                                           training=self.training, gain=fused.gain,
                                           round_before_gain=fused.round_before_gain, return_stream=True)  # fmt: skip

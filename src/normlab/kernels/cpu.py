@@ -77,7 +77,12 @@ def _fits_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int
     )
 
 
-fits_rows = native.fits_rows if thin else _fits_rows
+def _fits_residual(x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, width: int) -> bool:
+    same = isinstance(branch, Tensor) and x.shape == branch.shape and x.dtype == branch.dtype and branch.is_cpu
+    return same and _fits_rows(x, weight, bias, width, False)
+
+
+fits_rows, fits_residual = (native.fits_rows, native.fits_residual) if thin else (_fits_rows, _fits_residual)
 
 
 def row_forward(
@@ -87,7 +92,8 @@ def row_forward(
     """y and the statistics (empty when a tensor was given for them)."""
     if thin and mask is None and statistics is None:
         y = empty_like(x)
-        kept = native.thin_row_forward(x, weight, bias, y, mode, eps, partial, offset, round_first, get_num_threads())
+        kept = native.thin_forward(x, None, weight, bias, y, None, mode, eps, partial, offset, round_first, 1.0, 0.0, 0,
+                                   get_num_threads())  # fmt: skip
         if kept is not None:
             return y, kept
     width = step = x.shape[-1]
@@ -113,8 +119,8 @@ def row_backward(
     """dx; the gradients of the parameters are written into the tensors given for them."""
     if thin and mask is None and type(statistics) is bytes:
         dx = empty_like(grad)
-        if native.thin_row_backward(x, weight, statistics, grad, dx, dweight, dbias, mode, eps, partial, offset,
-                                    round_first, get_num_threads()):  # fmt: skip
+        if native.thin_backward(x, weight, statistics, grad, None, dx, None, dweight, dbias, False, mode, eps, partial,
+                                offset, round_first, 1.0, 0.0, 0, get_num_threads()):  # fmt: skip
             return dx
     width = step = x.shape[-1]
     if not x.is_contiguous():
@@ -142,6 +148,12 @@ def residual_forward(
     seed: int,
 ) -> tuple[Tensor, Tensor, bytes]:  # fmt: skip
     """y, the new stream, the statistics as in row_forward."""
+    if thin and mask is None and statistics is None:
+        y, stream = empty_like(x), empty_like(x)
+        kept = native.thin_forward(x, branch, weight, bias, y, stream, mode, eps, 0, offset, round_first, alpha, drop, seed,
+                                   get_num_threads())  # fmt: skip
+        if kept is not None:
+            return y, stream, kept
     width = x.shape[-1]
     x, step = as_rows(x)
     branch = branch.contiguous()
@@ -160,6 +172,12 @@ def residual_backward(
     round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and dbranch: one and the same tensor when alpha is 1 and nothing is dropped."""
+    if thin and mask is None and type(statistics) is bytes:
+        dx = empty_like(stream)
+        other = None if alpha == 1 and drop == 0 else empty_like(stream)
+        if native.thin_backward(stream, weight, statistics, grad, grad_stream, dx, other, dweight, dbias, True, mode, eps, 0,
+                                offset, round_first, alpha, drop, seed, get_num_threads()):  # fmt: skip
+            return dx, dx if other is None else other
     width = stream.shape[-1]
     grad = grad.contiguous()
     if grad_stream is not None:
