@@ -326,13 +326,13 @@ template <class T> struct RowGradient {
         return {(C)(sum * share), (C)((sum_along - sum * (mean - hi)) * rstd * share)};
     }
 
-    // Neither residual nor partial statistic.
-    template <int R, bool params, bool round_first>
+    // What most rows need: `streamed` says whether a gradient arrives on the stream as well.
+    template <int R, bool params, bool round_first, bool streamed>
     void rows(const T* const* x, const int64_t* row, const double* mean, const Projections* p) const {
         typedef Block<C> Bk;
         const Output to = out;
         const int64_t far = next;
-        const T *from[R], *grad[R];
+        const T *from[R], *grad[R], *above[R];
         T* dx[R];
         C hi[R], r[R], rest[R], c1[R], c2[R];
         bool beyond = false;
@@ -340,6 +340,7 @@ template <class T> struct RowGradient {
             const double rstd = a.rstd[row[i]];
             from[i] = x[i];
             grad[i] = (const T*)a.grad + row[i] * a.width;
+            if (streamed) above[i] = (const T*)a.grad_stream + row[i] * a.width;
             dx[i] = (T*)a.dx + row[i] * a.width;
             hi[i] = (C)mean[i];
             r[i] = (C)rstd;
@@ -351,7 +352,7 @@ template <class T> struct RowGradient {
         if (beyond) {
             if constexpr (R == 1) exact<params, round_first>(*row, *x, *mean, a.rstd[*row]);
             else
-                for (int i = 0; i < R; ++i) rows<1, params, round_first>(x + i, row + i, mean + i, p + i);
+                for (int i = 0; i < R; ++i) rows<1, params, round_first, streamed>(x + i, row + i, mean + i, p + i);
             if (R > 1) return;
         } else if (a.mode == RowMode::layer) {
             each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
@@ -361,11 +362,14 @@ template <class T> struct RowGradient {
                     if (far) {
                         prefetch(from[i] + j + far);
                         prefetch(grad[i] + j + far);
+                        if (streamed) prefetch(above[i] + j + far);
                         to.announce(dx[i] + j + far);
                     }
                     const Bk g = load(grad[i] + j, count), xhat = (load(from[i] + j, count) - hi[i]) * r[i] + rest[i];
                     sum.add(g, round_first ? rounded<T>(xhat) : xhat);
-                    to.write(dx[i] + j, ((g * factor - c1[i]) - xhat * c2[i]) * r[i], count);
+                    Bk d = ((g * factor - c1[i]) - xhat * c2[i]) * r[i];
+                    if (streamed) d = d + load(above[i] + j, count);
+                    to.write(dx[i] + j, d, count);
                 }
                 sum.keep();
             });
@@ -377,11 +381,14 @@ template <class T> struct RowGradient {
                     if (far) {
                         prefetch(from[i] + j + far);
                         prefetch(grad[i] + j + far);
+                        if (streamed) prefetch(above[i] + j + far);
                         to.announce(dx[i] + j + far);
                     }
                     const Bk g = load(grad[i] + j, count), xhat = load(from[i] + j, count) * r[i];
                     sum.add(g, round_first ? rounded<T>(xhat) : xhat);
-                    to.write(dx[i] + j, (g * factor - xhat * c2[i]) * r[i], count);
+                    Bk d = (g * factor - xhat * c2[i]) * r[i];
+                    if (streamed) d = d + load(above[i] + j, count);
+                    to.write(dx[i] + j, d, count);
                 }
                 sum.keep();
             });
@@ -389,7 +396,7 @@ template <class T> struct RowGradient {
         if (params) sums.next_rows(R);
     }
 
-    // Everything: what arrives on the stream, alpha, a branch with dropout, a partial statistic.
+    // Everything: alpha, a branch with dropout, a partial statistic as well.
     template <bool params, bool round_first>
     void row(int64_t row, const T* x, double mean, const Projections& p) const {
         typedef Block<C> Bk;
@@ -428,14 +435,19 @@ template <class T> struct RowGradient {
         if (params) sums.next_rows(1);
     }
 
+    template <bool params, bool round_first, bool streamed>
+    void group(const Group<T>& g, const double* mean, const Projections* p) const {
+        if (g.held == most_rows && !out.past_caches) return rows<most_rows, params, round_first, streamed>(g.x, g.row, mean, p);
+        for (int i = 0; i < g.held; ++i) rows<1, params, round_first, streamed>(g.x + i, g.row + i, mean + i, p + i);
+    }
     template <bool params, bool round_first>
     void group(const Group<T>& g, const double* mean, const Projections* p) const {
-        const bool simple = a.alpha == 1 && !a.dbranch && !a.grad_stream && a.partial == a.width;
-        if (simple && g.held == most_rows && !out.past_caches) return rows<most_rows, params, round_first>(g.x, g.row, mean, p);
-        for (int i = 0; i < g.held; ++i) {
-            if (simple) rows<1, params, round_first>(g.x + i, g.row + i, mean + i, p + i);
-            else row<params, round_first>(g.row[i], g.x[i], mean[i], p[i]);
+        if (a.alpha == 1 && !a.dbranch && a.partial == a.width) {
+            if (a.grad_stream) group<params, round_first, true>(g, mean, p);
+            else group<params, round_first, false>(g, mean, p);
+            return;
         }
+        for (int i = 0; i < g.held; ++i) row<params, round_first>(g.row[i], g.x[i], mean[i], p[i]);
     }
 };
 
