@@ -282,9 +282,9 @@ def residual_norm(
     if mask is None and lengths is None and 0 <= dropout < 1 and norm in ("layer", "rms") and _route(op, x) == "eager":
         shape = x.shape  # the everyday call first, as in row_norm
         if shape and type(branch) in PLAIN and cpu.fits_residual(x, branch, weight, bias, shape[-1]):
+            offset, eps = check_gain(gain) == "offset", check_eps(eps)
             seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
-            offset = check_gain(gain) == "offset"
-            facts = (MODES[norm], check_eps(eps), offset, round_before_gain, float(alpha), drop, seed)
+            facts = (MODES[norm], eps, offset, round_before_gain, float(alpha), drop, seed)
             if is_grad_enabled():
                 both = eager.residual_norm(x, branch, weight, bias, None, facts)
             else:

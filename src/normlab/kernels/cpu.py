@@ -1,4 +1,4 @@
-"""The native kernels: torch tensors in, addresses and sizes across the boundary.
+"""The native kernels: torch tensors in, addresses and sizes across the boundary (tensors, for everyday row norms).
 
 Callers have checked shapes and dtypes; this file allocates outputs and hands over. ``missing`` says why there are no
 native kernels, or is None. NORMLAB_ISA (avx512bf16, avx512, avx2, baseline) forces an instruction set.
