@@ -1,4 +1,4 @@
-// The only file that knows Python. No arithmetic: addresses and sizes go in as integers, the GIL is released.
+// The only file that knows Python (with tensors.h). No arithmetic: addresses and sizes go in as integers, the GIL is released.
 //
 // Integers rather than array objects: the caller (kernels/cpu.py) has checked dtype, device and layout already, and
 // an array handshake per argument costs more than a small norm. The thin functions take tensors: everyday row norms, where
@@ -95,26 +95,25 @@ void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial
 struct Parameter {
     bool fits = true;
     Address address = 0;
-    int64_t size = 0;
     DType dtype;
-    explicit Parameter(nb::handle h, DType other = DType::f32) : dtype(other) {
+    // `size`: how many values it must have, along one axis.
+    Parameter(nb::handle h, int64_t size, DType other = DType::f32) : dtype(other) {
         Tensors::Dense of;
         if (h.is_none()) return;
-        fits = tensors.look(h.ptr(), of);
+        fits = tensors.look(h.ptr(), of) && of.axes == 1 && of.size == size;
         if (!fits) return;
         address = (Address)of.data;
-        size = of.size;
         dtype = of.dtype;
     }
 };
+int64_t gains(int mode, int64_t width) { return (RowMode)mode == RowMode::scale ? 1 : width; }
 
 // Would the thin functions take these? Weight and bias may be None.
 bool fits_rows(nb::handle x, nb::handle weight, nb::handle bias, int64_t width, bool one_gain) {
     Tensors::Dense of_x;
     if (!tensors.look(x.ptr(), of_x) || of_x.last != width || width < 1) return false;
-    const Parameter w(weight), b(bias, w.dtype);
-    return w.fits && b.fits && (weight.is_none() || w.size == (one_gain ? 1 : width)) &&
-           (bias.is_none() || (b.size == width && (weight.is_none() || b.dtype == w.dtype)));
+    const Parameter w(weight, one_gain ? 1 : width), b(bias, width, w.dtype);
+    return w.fits && b.fits && (weight.is_none() || b.dtype == w.dtype);
 }
 bool fits_residual(nb::handle x, nb::handle branch, nb::handle weight, nb::handle bias, int64_t width) {
     Tensors::Dense of_x, of_branch;
@@ -134,9 +133,10 @@ nb::object thin_forward(nb::handle x, nb::handle branch, nb::handle weight, nb::
                         int mode, double eps, int64_t partial, bool offset_gain, bool round_before_gain, double alpha,
                         double drop, uint64_t seed, int threads) {
     Tensors::Dense of_x, of_branch{}, of_y, of_stream{};
-    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !tensors.look(y.ptr(), of_y)) return nb::none();
-    if (!branch.is_none() && !(tensors.look(branch.ptr(), of_branch) && tensors.look(stream.ptr(), of_stream))) return nb::none();
-    const Parameter w(weight), b(bias, w.dtype);
+    const auto fits = [&](nb::handle h, Tensors::Dense& of) { return tensors.look(h.ptr(), of) && of.like(of_x); };
+    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !fits(y, of_y)) return nb::none();
+    if (!branch.is_none() && !(fits(branch, of_branch) && fits(stream, of_stream))) return nb::none();
+    const Parameter w(weight, gains(mode, of_x.last)), b(bias, of_x.last, w.dtype);
     if (!w.fits || !b.fits) return nb::none();
     const int64_t rows = of_x.size / of_x.last;
     nb::object kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
@@ -156,11 +156,12 @@ bool thin_backward(nb::handle x, nb::handle weight, nb::handle statistics, nb::h
                    int64_t partial, bool offset_gain, bool round_before_gain, double alpha, double drop, uint64_t seed,
                    int threads) {
     Tensors::Dense of_x, of_grad, of_grad_stream{}, of_dx, of_dbranch{};
-    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1) return false;
-    if (!tensors.look(grad.ptr(), of_grad) || !tensors.look(dx.ptr(), of_dx)) return false;
-    if (!grad_stream.is_none() && !tensors.look(grad_stream.ptr(), of_grad_stream)) return false;
-    if (!dbranch.is_none() && !tensors.look(dbranch.ptr(), of_dbranch)) return false;
-    const Parameter w(weight), dw(dweight, w.dtype), db(dbias, dw.dtype);
+    const auto fits = [&](nb::handle h, Tensors::Dense& of) { return tensors.look(h.ptr(), of) && of.like(of_x); };
+    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !fits(grad, of_grad) || !fits(dx, of_dx)) return false;
+    if (!grad_stream.is_none() && !fits(grad_stream, of_grad_stream)) return false;
+    if (!dbranch.is_none() && !fits(dbranch, of_dbranch)) return false;
+    const int64_t count = gains(mode, of_x.last);
+    const Parameter w(weight, count), dw(dweight, count, w.dtype), db(dbias, of_x.last, dw.dtype);
     if (!w.fits || !dw.fits || !db.fits) return false;
     RowNorm a = rows_of(of_x, w, db.dtype, address_of(statistics), mode, eps, partial, offset_gain, round_before_gain, threads);
     if (residual) a.branch = a.stream = of_x.data;  // only its presence matters: backward reads the stream

@@ -94,7 +94,7 @@ void* scratch(int slot, size_t bytes) {
 void expect_huge(void* begin, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t huge = 2u << 20;
-    if (bytes < 16 * huge) return;  // smaller blocks malloc keeps and reuses; from 32 MiB on it maps anew every time
+    if (bytes < 16 * huge) return;  // smaller blocks malloc keeps and reuses; from 32 MiB on it maps anew, unless told otherwise
     const uintptr_t from = ((uintptr_t)begin + huge - 1) / huge * huge;
     const uintptr_t to = ((uintptr_t)begin + bytes) / huge * huge;
     if (to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);  // advice only; a refusal changes nothing

@@ -48,9 +48,12 @@ template <class T> struct ColumnSums {
             }
         };
         template <bool wanted> inline __attribute__((always_inline)) Columns<wanted> at(int64_t j) const {
-            C *products = current + j, *grads = products + wide;
-            if constexpr (wanted) return {products, grads, load_same(products), load_same(grads)};
-            else return {};
+            if constexpr (wanted) {
+                C *products = current + j, *grads = products + wide;
+                return {products, grads, load_same(products), load_same(grads)};
+            } else {
+                return {};
+            }
         }
         template <bool wanted = true>
         inline __attribute__((always_inline)) void add_row(int64_t j, const Block<C>& grad, const Block<C>& value) const {

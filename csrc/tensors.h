@@ -51,6 +51,7 @@ public:
             if (v.strides && v.shape[d] != 1 && v.strides[d] != out.size) return false;
             out.size *= v.shape[d];
         }
+        if (!v.data && out.size) return false;  // a tensor without memory of its own: for kernels null means "none"
         out.data = (char*)v.data + v.byte_offset;
         out.axes = v.ndim;
         out.shape = v.shape;

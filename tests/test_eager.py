@@ -620,6 +620,7 @@ def thin_and_thick(monkeypatch, run):
     taken, calls[:] = list(calls), []
     monkeypatch.setattr(cpu, "thin", False)
     monkeypatch.setattr(cpu, "fits_rows", cpu._fits_rows)
+    monkeypatch.setattr(cpu, "fits_residual", cpu._fits_residual)
     thick = run()
     assert not calls
     return thin, thick, taken
@@ -662,10 +663,10 @@ def test_thin_residual_calls_give_the_same_bits(norm, alpha, dropout, wanted, mo
         torch.autograd.backward([outputs[i] for i in chosen], [grads[i] for i in chosen])
         with torch.no_grad():
             assert all(torch.equal(a, b) for a, b in zip(seeded(layer, *leaves), outputs, strict=True))
-        return [*outputs, *(t.grad for t in leaves), *(p.grad for p in layer.parameters())]
+        return [*outputs, *(t.grad for t in leaves), *(p.grad for p in layer.parameters() if wanted != "stream")]
 
     thin, thick, taken = thin_and_thick(monkeypatch, run)
-    assert taken == ["thin_forward", "thin_backward", "thin_forward"]
+    assert taken == ["thin_forward", *(["thin_backward"] if wanted != "stream" else []), "thin_forward"]
     assert all(torch.equal(a, b) for a, b in zip(thin, thick, strict=True))
 
 
@@ -730,3 +731,81 @@ def test_what_fits():
         assert not fits(x, x[:2], w, None, 8)  # fewer rows
         assert not fits(x, x.view(3, 1, 8), w, None, 8)  # another shape
         assert not fits(x, x + 1, w[:7], None, 8)
+
+
+# ---- what must not reach a kernel ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["layer", "batch", "residual"])
+def test_a_saved_tensor_that_comes_back_changed_is_refused(name):
+    """Kernels go by what was saved; read as another dtype it would be read past its end."""
+    xs = inputs_of(name, dtype=torch.float32)
+    layer = make_layer(name, torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: t):
+        y = layer(*xs)
+    with pytest.raises(RuntimeError, match="restore what it packed"):
+        y.backward(torch.ones_like(y))
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "residual", "batch", "group", "power", "dyt"])
+@pytest.mark.parametrize("kind", ["dense", "strided", "masked"])
+def test_another_default_device_changes_nothing(name, kind):
+    layer = make_layer(name, torch.float32)
+    xs = inputs_of(name, dtype=torch.float32)
+    if kind == "strided":
+        xs = [x.detach().transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for x in xs]
+    options = {"mask": random_mask(3, 5)} if kind == "masked" else {}
+    want = layer(*xs, **options)
+    up = torch.randn_like(want)
+    wanted = torch.autograd.grad(want, [*xs, *layer.parameters()], up)
+    with torch.device("meta"):
+        got = copy.deepcopy(layer)(*xs, **options) if name == "power" else layer(*xs, **options)
+        found = torch.autograd.grad(got, [*xs, *layer.parameters()], up) if name != "power" else wanted
+    assert torch.equal(got, want) or name in ("batch", "power")
+    assert got.device.type == "cpu" and all(a.device.type == "cpu" for a in found)
+    if name != "power":
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, w, b: ops.layer_norm(x, (8,), w, b),
+    lambda x, w, b: ops.residual_norm(x, x, w, b),
+    lambda x, w, b: ops.group_norm(x, 2, w, b),
+])  # fmt: skip
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_parameters_of_other_shapes_get_gradients_of_theirs(call, with_weight):
+    x = torch.randn(3, 4, 8)
+    weight, bias = torch.randn(8, requires_grad=True), torch.randn(1, 8, requires_grad=True)
+    call(x, weight if with_weight else None, bias).sum().backward()
+    assert bias.grad.shape == (1, 8) and (weight.grad is not None) == with_weight
+    torch.testing.assert_close(bias.grad.flatten(), torch.full((8,), 12.0))
+
+
+def test_the_gradient_of_a_stream_alone_is_plain():
+    """y is not used, so nothing of the norm counts: neither a zero row without eps nor an infinite one."""
+    x = torch.randn(4, 7)
+    x[1], x[2, 3] = 0, float("inf")
+    leaves = [x.requires_grad_(), torch.zeros(4, 7, requires_grad=True)]
+    weight = torch.ones(7, requires_grad=True)
+    _, stream = ops.residual_norm(*leaves, weight, eps=0.0, norm="rms", alpha=1.5, return_stream=True)
+    up = torch.randn(4, 7)
+    stream.backward(up)
+    assert torch.equal(leaves[0].grad, up * 1.5) and torch.equal(leaves[1].grad, up) and weight.grad is None
+
+
+def test_a_gain_without_memory_of_its_own_counts():
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    x, gain = torch.randn(3, 8), torch.randn(8)
+    assert torch.equal(ops.layer_norm(x, (8,), Wrapped(gain)), ops.layer_norm(x, (8,), gain))
+    assert ops.layer_norm(x, (8,), torch._efficientzerotensor(8)).abs().max() == 0

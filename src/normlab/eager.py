@@ -35,8 +35,8 @@ def replay(
 ) -> list[Tensor | None]:
     """Gradients of a reference formula, themselves differentiable.
 
-    They are taken with respect to aliases: one input may depend on another (a branch on the stream, layers that share a
-    weight), and only the way through this formula counts here.
+    They are taken with respect to aliases: one input may depend on another (layers that share a weight), and only the way
+    through this formula counts here.
     """
     with torch.enable_grad():
         aliases = [None if t is None else t.view_as(t) for t in inputs]
@@ -56,7 +56,7 @@ def _parameter_gradients(
     dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
     if not need_bias:
         return dweight, None
-    return dweight, torch.empty(size, dtype=bias_dtype) if weight is None else empty_like(weight)
+    return dweight, torch.empty(size, dtype=bias_dtype, device="cpu") if weight is None else empty_like(weight)
 
 
 class RowNorm(Function):
@@ -80,7 +80,7 @@ class RowNorm(Function):
         if is_grad_enabled():
             mode, eps, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(x.shape[-1], dtype=bias_dtype, requires_grad=True) if need_bias else None
+            bias = torch.zeros(x.shape[-1], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
@@ -115,34 +115,34 @@ class ResidualNorm(Function):
         stream, weight, mask = ctx.saved_tensors
         facts, statistics, bias_dtype = ctx.kept
         _, _, need_weight, need_bias, _, _ = ctx.needs_input_grad
-        if grad is None:
-            if grad_stream is None:
-                return (None,) * 6
-            grad = torch.zeros_like(stream)
-        if is_grad_enabled():
-            mode, eps, offset, round_first, alpha, drop, seed = facts
-            width = stream.shape[-1]
-            bias = torch.zeros(width, dtype=bias_dtype, requires_grad=True) if need_bias else None  # any: see RowNorm
+        if grad is not None and not is_grad_enabled():
+            dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
+            dx, dbranch = cpu.residual_backward(
+                grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *facts
+            )
+            return dx, dbranch, dweight, dbias, None, None
+        mode, eps, offset, round_first, alpha, drop, seed = facts
+        width = stream.shape[-1]
+        whole, of_weight, of_bias = grad_stream, None, None
+        if grad is not None:
+            bias = torch.zeros(width, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(stream, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=width,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
-            whole, *rest = replay(formula, (stream, weight, bias), (True, need_weight, need_bias), grad)
-            assert whole is not None
-            if grad_stream is not None:
-                whole = whole + grad_stream
-            if mask is not None:
-                whole = torch.where(mask.unsqueeze(-1), whole, 0)
-            kept = whole
-            if drop > 0:
-                kept = torch.where(
-                    reference.keep_mask(seed, stream.numel() // width, width, drop).view_as(stream), whole, 0
-                )
-            return whole * alpha, kept / (1 - drop), *rest, None, None
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
-        dx, dbranch = cpu.residual_backward(grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *facts)
-        return dx, dbranch, dweight, dbias, None, None
+            through, of_weight, of_bias = replay(formula, (stream, weight, bias), (True, need_weight, need_bias), grad)
+            assert through is not None
+            whole = through if whole is None else whole + through
+        if whole is None:
+            return (None,) * 6
+        if mask is not None:
+            whole = torch.where(mask.unsqueeze(-1), whole, 0)
+        kept = whole
+        if drop > 0:
+            keep = reference.keep_mask(seed, stream.numel() // width, width, drop).view_as(stream)
+            kept = torch.where(keep, whole, 0) / (1 - drop)
+        return whole * alpha, kept, of_weight, of_bias, None, None
 
 
 residual_norm = apply(ResidualNorm)
@@ -232,7 +232,7 @@ class ColumnNorm(Function):
             _, _, _, groups, _, pooled = layout
             given = cpu.split_statistics(statistics, layout)[:2] if known else None
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(layout[2], dtype=bias_dtype, requires_grad=True) if need_bias else None
+            bias = torch.zeros(layout[2], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
@@ -261,7 +261,7 @@ def synced_gradient(
 ) -> Tensor | None:  # fmt: skip
     """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
     args = (grad, x, weight, mask, statistics, None, None, eps, offset, centered, known, layout)
-    sums = torch.empty(2, 1, layout[2], dtype=torch.float64)
+    sums = torch.empty(2, 1, layout[2], dtype=torch.float64, device="cpu")
     cpu.column_backward(*args, sums=sums, stage="sums")
     if dweight is not None:
         dweight.copy_(sums[1, 0])
@@ -372,7 +372,7 @@ def power_gradient(
     else:
         grad = in_layout_of(x, grad)
         args = (grad, x, weight, mask, _without_mean(used, count), None, None, eps, False, False, True, layout)
-        sums = torch.empty(2, channels, dtype=torch.float64)
+        sums = torch.empty(2, channels, dtype=torch.float64, device="cpu")
         cpu.column_backward(*args, sums=sums, stage="sums")
     total = sums
     if group is not None:

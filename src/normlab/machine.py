@@ -129,7 +129,9 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library
         return False
-    return all([mallopt(option, largest) == 1 for option in (mmap_threshold, trim_threshold)])
+    # The first decides: set alone, the second would leave every large block to be mapped afresh. Older glibc takes 32 MiB at most.
+    kept = any(mallopt(mmap_threshold, value) == 1 for value in (largest, 32 << 20))
+    return kept and mallopt(trim_threshold, largest) == 1
 
 
 class PeakMemory:

@@ -259,7 +259,7 @@ class _RunningNorm(_ChannelNorm):
 
     def _count(self) -> None:
         tracked = self._buffers["num_batches_tracked"]
-        if tracked is not None and self.momentum is not None and not ops.recomputing():
+        if self.track_running_stats and tracked is not None and self.momentum is not None and not ops.recomputing():
             tracked.add_(1)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, metadata: Any, *rest: Any) -> None:

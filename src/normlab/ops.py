@@ -47,6 +47,13 @@ def _route(op: str, x: Tensor) -> str:
     return "graph" if dispatch_depth() > 0 else "eager"
 
 
+def _route_with(op: str, x: Tensor, *parameters: Tensor | None) -> str:
+    """The same for x and its parameters: one of another class may have no memory of its own for a kernel to read."""
+    route = _route(op, x)
+    plain = all(p is None or type(p) in PLAIN for p in parameters)
+    return route if plain or route != "eager" else "graph"
+
+
 def recomputing() -> bool:
     """Is this forward a recomputation inside a backward pass (activation checkpointing)? State has moved already then."""
     return not is_compiling() and torch._C._current_graph_task_id() != -1
@@ -90,8 +97,11 @@ def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
 
 
 def dense(p: Tensor | None) -> Tensor | None:
-    """Kernels read parameters through an address alone."""
-    return p if p is None or p.is_contiguous() else p.contiguous()
+    """Along one axis and in memory of its own: kernels read parameters through an address alone."""
+    if p is None:
+        return None
+    p = p if p.dim() == 1 else p.reshape(-1)
+    return p.clone() if not is_compiling() and p._is_zerotensor() else p.contiguous()
 
 
 def as_mask(
@@ -185,10 +195,9 @@ def _row_norm_checked(
     mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     if k > 1:
         x = x.flatten(-k)
-        weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
     if bias is not None and weight is not None and bias.dtype != weight.dtype:
         bias = bias.to(weight.dtype)
-    route = _route(op, x)
+    route = _route_with(op, x, weight, bias)
     if route == "eager":
         y = eager.row_norm(x, weight, bias, mask, (mode, eps, partial, offset, round_before_gain))
     elif route == "graph":
@@ -312,7 +321,7 @@ def residual_norm(
         bias = bias.to(weight.dtype)
     rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     offset = gain == "offset"
-    route = _route(op, x)
+    route = _route_with(op, x, branch, weight, bias)
     if route == "graph":
         seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
         y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
@@ -383,7 +392,7 @@ def column_norm(
     check_eps(eps)
     check_gain(gain)
     weight, bias = dense(weight), dense(bias)
-    route = _route(op, x)
+    route = _route_with(op, x, weight, bias)
     if running is not None and recomputing():
         running = None
     if bias is not None and weight is not None and weight.dtype != bias.dtype:

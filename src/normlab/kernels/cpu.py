@@ -47,7 +47,7 @@ def _parameter_code(weight: Tensor | None, bias: Tensor | None) -> int:
 
 def row_statistics(x: Tensor, mode: int) -> Tensor:
     rows = x.numel() // x.shape[-1]
-    return torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+    return torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64, device="cpu")
 
 
 def as_rows(x: Tensor) -> tuple[Tensor, int]:
@@ -69,10 +69,9 @@ def _fits_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int
         x.dim() > 0
         and x.shape[-1] == width > 0
         and (
-            weight is None
-            or (weight.numel() == (1 if one_gain else width) and weight.is_cpu and weight.is_contiguous())
+            weight is None or (weight.shape == (1 if one_gain else width,) and weight.is_cpu and weight.is_contiguous())
         )
-        and (bias is None or (bias.numel() == width and bias.is_cpu and bias.is_contiguous()))
+        and (bias is None or (bias.shape == (width,) and bias.is_cpu and bias.is_contiguous()))
         and (weight is None or bias is None or weight.dtype is bias.dtype)
     )
 
@@ -88,8 +87,8 @@ fits_rows, fits_residual = (native.fits_rows, native.fits_residual) if thin else
 def row_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None, mode: int,
     eps: float, partial: int, offset: bool, round_first: bool,
-) -> tuple[Tensor, bytes]:  # fmt: skip
-    """y and the statistics (empty when a tensor was given for them)."""
+) -> tuple[Tensor, bytes | None]:  # fmt: skip
+    """y and the statistics (None when a tensor was given for them)."""
     if thin and mask is None and statistics is None:
         y = empty_like(x)
         kept = native.thin_forward(x, None, weight, bias, y, None, mode, eps, partial, offset, round_first, 1.0, 0.0, 0,
@@ -101,7 +100,7 @@ def row_forward(
         y = empty_like(x)
     else:
         x, step = as_rows(x)
-        y = torch.empty(x.shape, dtype=x.dtype)
+        y = x.new_empty(x.shape)
     parameters = bias if weight is None else weight
     kept = native.row_forward(
         x.numel() // width, width, step, partial, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype],
@@ -122,6 +121,7 @@ def row_backward(
         if native.thin_backward(x, weight, statistics, grad, None, dx, None, dweight, dbias, False, mode, eps, partial,
                                 offset, round_first, 1.0, 0.0, 0, get_num_threads()):  # fmt: skip
             return dx
+    _check_restored(x, grad)
     width = step = x.shape[-1]
     if not x.is_contiguous():
         x, step = as_rows(x)
@@ -138,6 +138,15 @@ def row_backward(
     return dx
 
 
+def _check_restored(x: Tensor, grad: Tensor) -> None:
+    """Backward goes by x's shape and dtype: what a hook on saved tensors hands back must be what was saved."""
+    if x.dtype is not grad.dtype or x.shape != grad.shape or not (x.is_cpu and grad.is_cpu):
+        raise RuntimeError(
+            f"a saved tensor came back as {tuple(x.shape)} {x.dtype} on {x.device}, its gradient is {tuple(grad.shape)} {grad.dtype} "
+            f"on {grad.device}; a hook on saved tensors must restore what it packed"
+        )
+
+
 def _kept(statistics: Tensor | bytes) -> int | bytes:
     return statistics if type(statistics) is bytes else statistics.data_ptr()  # type: ignore[union-attr]
 
@@ -146,7 +155,7 @@ def residual_forward(
     x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
     statistics: Tensor | None, mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float,
     seed: int,
-) -> tuple[Tensor, Tensor, bytes]:  # fmt: skip
+) -> tuple[Tensor, Tensor, bytes | None]:  # fmt: skip
     """y, the new stream, the statistics as in row_forward."""
     if thin and mask is None and statistics is None:
         y, stream = empty_like(x), empty_like(x)
@@ -157,7 +166,7 @@ def residual_forward(
     width = x.shape[-1]
     x, step = as_rows(x)
     branch = branch.contiguous()
-    y, stream = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
+    y, stream = x.new_empty(x.shape), x.new_empty(x.shape)
     kept = native.row_forward(
         x.numel() // width, width, step, width, CODES[x.dtype], _parameter_code(weight, bias), mode, eps, offset,
         round_first, get_num_threads(), _address(mask), _address(weight), _address(bias), x.data_ptr(),
@@ -178,12 +187,13 @@ def residual_backward(
         if native.thin_backward(stream, weight, statistics, grad, grad_stream, dx, other, dweight, dbias, True, mode, eps, 0,
                                 offset, round_first, alpha, drop, seed, get_num_threads()):  # fmt: skip
             return dx, dx if other is None else other
+    _check_restored(stream, grad)
     width = stream.shape[-1]
     grad = grad.contiguous()
     if grad_stream is not None:
         grad_stream = grad_stream.contiguous()
-    dx = torch.empty(stream.shape, dtype=stream.dtype)
-    dbranch = dx if alpha == 1 and drop == 0 else torch.empty(stream.shape, dtype=stream.dtype)
+    dx = stream.new_empty(stream.shape)
+    dbranch = dx if alpha == 1 and drop == 0 else stream.new_empty(stream.shape)
     native.row_backward(
         stream.numel() // width, width, width, width, CODES[stream.dtype],
         _parameter_code(dweight, dbias) if weight is None else CODES[weight.dtype], mode, eps, offset, round_first,
@@ -200,7 +210,7 @@ def residual_backward(
 
 def column_statistics(layout: tuple[int, ...]) -> Tensor:
     segments, _, _, groups, _, pooled = layout
-    return torch.empty((1 if pooled else segments) * (2 * groups + 1), dtype=torch.float64)
+    return torch.empty((1 if pooled else segments) * (2 * groups + 1), dtype=torch.float64, device="cpu")
 
 
 def split_statistics(statistics: Tensor, layout: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,6 +253,7 @@ def column_backward(
     """dx. The stages "sums" and "apply" can be run apart, with an exchange between processes in the middle:
     ``sums`` (2, sets, channels) of grad and grad * xhat is what they hand over. ``coefficients`` (3, sets, channels)
     replaces the derived dx = c[0] * grad + c[1] * xhat + c[2]."""
+    _check_restored(x, grad)
     dx = None if stage == "sums" else empty_like(x)
     total = first = wide = 0
     if sums is not None:
