@@ -63,7 +63,7 @@ def render(result: dict[str, Any], file: str, words: dict[str, Any]) -> str:
     for family, case, rival in pairs:
         for dtype in ("float32", "bfloat16"):
             found = {tuple(r["shape"]): r["ratios"][rival] for r in rows
-                     if (r["family"], r["case"], r["dtype"]) == (family, case, dtype)}  # fmt: skip
+                     if (r["family"], r["case"], r["dtype"]) == (family, case, dtype) and rival in r["ratios"]}  # fmt: skip
             label = family if case.endswith("fwd+bwd") else f"{family} ({case})"
             ratios.append([label, rival, dtype, *(f"{found[s]:.2f}x" if s in found else "-" for s in shapes)])
     for kernel in ("LayerNorm", "RMSNorm", "BatchNorm", "torch LayerNorm"):

@@ -47,11 +47,12 @@ def _route(op: str, x: Tensor) -> str:
     return "graph" if dispatch_depth() > 0 else "eager"
 
 
-def _route_with(op: str, x: Tensor, *parameters: Tensor | None) -> str:
+def _route_with(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str:
     """The same for x and its parameters: one of another class may have no memory of its own for a kernel to read."""
     route = _route(op, x)
-    plain = all(p is None or type(p) in PLAIN for p in parameters)
-    return route if plain or route != "eager" else "graph"
+    if route == "eager" and not ((weight is None or type(weight) in PLAIN) and (bias is None or type(bias) in PLAIN)):
+        return "graph"
+    return route
 
 
 def recomputing() -> bool:
@@ -97,11 +98,8 @@ def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
 
 
 def dense(p: Tensor | None) -> Tensor | None:
-    """Along one axis and in memory of its own: kernels read parameters through an address alone."""
-    if p is None:
-        return None
-    p = p if p.dim() == 1 else p.reshape(-1)
-    return p.clone() if not is_compiling() and p._is_zerotensor() else p.contiguous()
+    """Along one axis, without gaps: kernels read parameters through an address alone."""
+    return p if p is None or (p.dim() == 1 and p.is_contiguous()) else p.reshape(-1).contiguous()
 
 
 def as_mask(
@@ -321,7 +319,7 @@ def residual_norm(
         bias = bias.to(weight.dtype)
     rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     offset = gain == "offset"
-    route = _route_with(op, x, branch, weight, bias)
+    route = _route_with(op, x, weight, bias) if type(branch) in PLAIN else _route(op, branch)
     if route == "graph":
         seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
         y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
