@@ -102,6 +102,15 @@ template <class T> inline int64_t ahead(const RowNorm& a) {
     return a.rows * bytes <= (512 << 10) ? 0 : a.width * ((4096 + bytes - 1) / bytes);
 }
 
+// The two forms of a row: around its mean, or around zero. hi is the mean rounded, rest what that lost.
+struct Centered { static constexpr bool centered = true; };
+struct Plain { static constexpr bool centered = false; };
+template <class Form, class C>
+inline __attribute__((always_inline)) Block<C> standardized(Form form, const Block<C>& x, C hi, C r, C rest) {
+    if (form.centered) return (x - hi) * r + rest;
+    return x * r;
+}
+
 // The norm's input: x, or the stream the residual sum was written to.
 template <class T> inline const T* input(const RowNorm& a, int64_t row) {
     return a.branch ? (const T*)a.stream + row * a.width : (const T*)a.x + row * a.x_stride;
@@ -167,33 +176,24 @@ template <class T> struct RowForward {
         if (beyond) {
             if constexpr (R == 1) exact<round_first>(*x, *y, *mean, *rstd);
             else for (int i = 0; i < R; ++i) rows<1, round_first>(x + i, row + i, mean + i, rstd + i);
-        } else if (a.mode == RowMode::layer) {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk factor = load_same(gain + j), constant = load_same(bias + j);
-                for (int i = 0; i < R; ++i) {
-                    if (far) {
-                        prefetch(from[i] + j + far);
-                        to.announce(y[i] + j + far);
-                    }
-                    Bk xhat = (load(from[i] + j, count) - hi[i]) * r[i] + rest[i];
-                    if (round_first) xhat = rounded<T>(xhat);
-                    to.write(y[i] + j, xhat * factor + constant, count);
-                }
-            });
-        } else {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk factor = load_same(gain + j), constant = load_same(bias + j);
-                for (int i = 0; i < R; ++i) {
-                    if (far) {
-                        prefetch(from[i] + j + far);
-                        to.announce(y[i] + j + far);
-                    }
-                    Bk xhat = load(from[i] + j, count) * r[i];
-                    if (round_first) xhat = rounded<T>(xhat);
-                    to.write(y[i] + j, xhat * factor + constant, count);
-                }
-            });
+            return;
         }
+        const auto pass = [&](auto form) __attribute__((always_inline)) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk factor = load_same(gain + j), constant = load_same(bias + j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        to.announce(y[i] + j + far);
+                    }
+                    Bk xhat = standardized(form, load(from[i] + j, count), hi[i], r[i], rest[i]);
+                    if (round_first) xhat = rounded<T>(xhat);
+                    to.write(y[i] + j, xhat * factor + constant, count);
+                }
+            });
+        };
+        if (a.mode == RowMode::layer) pass(Centered{});
+        else pass(Plain{});
     }
 };
 
@@ -353,46 +353,34 @@ template <class T> struct RowGradient {
             if constexpr (R == 1) exact<params, round_first>(*row, *x, *mean, a.rstd[*row]);
             else
                 for (int i = 0; i < R; ++i) rows<1, params, round_first, streamed>(x + i, row + i, mean + i, p + i);
-            if (R > 1) return;
-        } else if (a.mode == RowMode::layer) {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk factor = load_same(gain + j);
-                auto sum = sums.template at<params>(j);
-                for (int i = 0; i < R; ++i) {
-                    if (far) {
-                        prefetch(from[i] + j + far);
-                        prefetch(grad[i] + j + far);
-                        if (streamed) prefetch(above[i] + j + far);
-                        to.announce(dx[i] + j + far);
-                    }
-                    const Bk g = load(grad[i] + j, count), xhat = (load(from[i] + j, count) - hi[i]) * r[i] + rest[i];
-                    sum.add(g, round_first ? rounded<T>(xhat) : xhat);
-                    Bk d = ((g * factor - c1[i]) - xhat * c2[i]) * r[i];
-                    if (streamed) d = d + load(above[i] + j, count);
-                    to.write(dx[i] + j, d, count);
-                }
-                sum.keep();
-            });
-        } else {
-            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk factor = load_same(gain + j);
-                auto sum = sums.template at<params>(j);
-                for (int i = 0; i < R; ++i) {
-                    if (far) {
-                        prefetch(from[i] + j + far);
-                        prefetch(grad[i] + j + far);
-                        if (streamed) prefetch(above[i] + j + far);
-                        to.announce(dx[i] + j + far);
-                    }
-                    const Bk g = load(grad[i] + j, count), xhat = load(from[i] + j, count) * r[i];
-                    sum.add(g, round_first ? rounded<T>(xhat) : xhat);
-                    Bk d = (g * factor - xhat * c2[i]) * r[i];
-                    if (streamed) d = d + load(above[i] + j, count);
-                    to.write(dx[i] + j, d, count);
-                }
-                sum.keep();
-            });
+            if (params && R == 1) sums.next_rows(1);
+            return;
         }
+        const auto pass = [&](auto form) __attribute__((always_inline)) {
+            each_block<C>(a.width, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk factor = load_same(gain + j);
+                auto sum = sums.template at<params>(j);
+                for (int i = 0; i < R; ++i) {
+                    if (far) {
+                        prefetch(from[i] + j + far);
+                        prefetch(grad[i] + j + far);
+                        if (streamed) prefetch(above[i] + j + far);
+                        to.announce(dx[i] + j + far);
+                    }
+                    const Bk g = load(grad[i] + j, count);
+                    const Bk xhat = standardized(form, load(from[i] + j, count), hi[i], r[i], rest[i]);
+                    sum.add(g, round_first ? rounded<T>(xhat) : xhat);
+                    Bk inner = g * factor;
+                    if (form.centered) inner = inner - c1[i];
+                    Bk d = (inner - xhat * c2[i]) * r[i];
+                    if (streamed) d = d + load(above[i] + j, count);
+                    to.write(dx[i] + j, d, count);
+                }
+                sum.keep();
+            });
+        };
+        if (a.mode == RowMode::layer) pass(Centered{});
+        else pass(Plain{});
         if (params) sums.next_rows(R);
     }
 

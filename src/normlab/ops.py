@@ -285,30 +285,52 @@ def residual_norm(
     See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
     """
     op = "residual_norm"
-    drop = dropout if training else 0.0
-    if mask is None and lengths is None and 0 <= dropout < 1 and norm in ("layer", "rms") and _route(op, x) == "eager":
-        shape = x.shape  # the everyday call first, as in row_norm
-        if shape and type(branch) in PLAIN and cpu.fits_residual(x, branch, weight, bias, shape[-1]):
-            offset, eps = check_gain(gain) == "offset", check_eps(eps)
-            seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
-            facts = (MODES[norm], eps, offset, round_before_gain, float(alpha), drop, seed)
-            if is_grad_enabled():
-                both = eager.residual_norm(x, branch, weight, bias, None, facts)
-            else:
-                both = cpu.residual_forward(x, branch, weight, bias, None, None, *facts)[:2]
-            return both if return_stream else both[0]
-    check_floating(op, x)
+    # The everyday call first, as in row_norm.
+    everyday = mask is None and lengths is None and type(branch) in PLAIN and _route(op, x) == "eager"
+    if everyday and x.dim() > 0 and cpu.fits_residual(x, branch, weight, bias, x.shape[-1]):
+        route, rows_mask = "eager", None
+    else:
+        route, rows_mask, weight, bias = _check_residual(op, x, branch, weight, bias, mask, lengths)
     if norm not in ("layer", "rms"):
         raise ValueError(unknown("norm", norm, ("layer", "rms")))
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
+    offset, eps, alpha = check_gain(gain) == "offset", check_eps(eps), float(alpha)
+    drop = dropout if training else 0.0
+    if route == "graph":
+        seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
+        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
+                                           round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
+        return (y, stream) if return_stream else y
+    seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
+    if route == "reference":
+        both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+                                        drop, seed)  # fmt: skip
+    else:
+        facts = (MODES[norm], eps, offset, round_before_gain, alpha, drop, seed)
+        if is_grad_enabled():
+            both = eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
+        else:
+            both = cpu.residual_forward(x, branch, weight, bias, rows_mask, None, *facts)[:2]
+    return both if return_stream else both[0]
+
+
+def _check_residual(
+    op: str,
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
+    """Any call, every check of its tensors: the route, the mask over rows, and the parameters as kernels need them."""
+    check_floating(op, x)
     if x.shape != branch.shape or x.dtype != branch.dtype:
         raise ValueError(
             f"{op}: x is {tuple(x.shape)} {x.dtype} and branch is {tuple(branch.shape)} {branch.dtype}; they must match"
         )
-    check_eps(eps)
-    check_gain(gain)
     weight, bias = dense(weight), dense(bias)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
     check_same_device(op, x, branch=branch, weight=weight, bias=bias)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, input of shape {tuple(x.shape)}")
@@ -317,22 +339,8 @@ def residual_norm(
     _check_parameter(op, "bias", bias, width)
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         bias = bias.to(weight.dtype)
-    rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
-    offset = gain == "offset"
     route = _route_with(op, x, weight, bias) if type(branch) in PLAIN else _route(op, branch)
-    if route == "graph":
-        seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
-        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
-                                           round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
-        return (y, stream) if return_stream else y
-    seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
-    if route == "eager":
-        facts = (MODES[norm], eps, offset, round_before_gain, alpha, drop, seed)
-        both = eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
-    else:
-        both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
-                                        drop, seed)  # fmt: skip
-    return both if return_stream else both[0]
+    return route, as_mask(op, x, tuple(x.shape[:-1]), mask, lengths), weight, bias
 
 
 # ---- statistics over rows --------------------------------------------------------------------------------------------

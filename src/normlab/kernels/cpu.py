@@ -255,11 +255,8 @@ def column_backward(
     replaces the derived dx = c[0] * grad + c[1] * xhat + c[2]."""
     _check_restored(x, grad)
     dx = None if stage == "sums" else empty_like(x)
-    total = first = wide = 0
-    if sums is not None:
-        total, wide = sums.data_ptr(), 8 * layout[2] * (1 if layout[5] else layout[0])
-    if coefficients is not None:
-        first = coefficients.data_ptr()
+    total, first = _address(sums), _address(coefficients)
+    wide = 8 * layout[2] * (1 if layout[5] else layout[0])
     parameters = weight if weight is not None else dweight if dweight is not None else dbias
     native.column_backward(
         *layout, centered, given, CODES[x.dtype], 0 if parameters is None else CODES[parameters.dtype], eps, offset,
