@@ -60,13 +60,13 @@ def _parameter_gradients(
 
 
 class RowNorm(Function):
-    """``facts`` is (mode, eps, partial, offset gain, round before gain): one argument, because each costs time."""
+    """``facts`` is (mode, eps, width, partial, offset gain, round before gain): one argument, because each costs time."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...]
     ) -> Tensor:
-        y, statistics = cpu.row_forward(x, weight, bias, mask, None, *facts)
+        y, statistics = cpu.row_forward(x, weight, bias, mask, None, facts)
         ctx.save_for_backward(x, weight, mask)
         # The statistics are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
         ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
@@ -78,7 +78,7 @@ class RowNorm(Function):
         facts, statistics, bias_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled():
-            mode, eps, partial, offset, round_first = facts
+            mode, eps, _, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = torch.zeros(x.shape[-1], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
 
@@ -88,7 +88,7 @@ class RowNorm(Function):
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
         dweight, dbias = _parameter_gradients(weight, bias_dtype, x.shape[-1], need_weight, need_bias)
-        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *facts)
+        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, facts)
         return dx, dweight, dbias, None, None
 
 
@@ -96,7 +96,7 @@ row_norm = apply(RowNorm)
 
 
 class ResidualNorm(Function):
-    """y and the new stream; ``facts`` is (mode, eps, offset gain, round before gain, alpha, drop, seed).
+    """y and the new stream; ``facts`` is (mode, eps, width, width, offset gain, round before gain, alpha, drop, seed).
 
     Of the inputs only the stream is kept, not its two parts: a second derivative reaches them through it.
     """
@@ -104,7 +104,7 @@ class ResidualNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
                 facts: tuple[Any, ...]) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, *facts)
+        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, facts)
         ctx.save_for_backward(stream, weight, mask)
         ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
         ctx.set_materialize_grads(False)
@@ -118,11 +118,10 @@ class ResidualNorm(Function):
         if grad is not None and not is_grad_enabled():
             dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
             dx, dbranch = cpu.residual_backward(
-                grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *facts
+                grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts
             )
             return dx, dbranch, dweight, dbias, None, None
-        mode, eps, offset, round_first, alpha, drop, seed = facts
-        width = stream.shape[-1]
+        mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
         whole, of_weight, of_bias = grad_stream, None, None
         if grad is not None:
             bias = torch.zeros(width, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
@@ -167,21 +166,17 @@ def residual_reference(
 # ---- statistics over rows --------------------------------------------------------------------------------------------
 
 
-def in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
-    return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
-
-
-def gather_moments(statistics: Tensor, layout: tuple[int, ...], centered: bool, group: Any) -> None:
+def gather_moments(statistics: Tensor, x: Tensor, facts: tuple[Any, ...], group: Any) -> None:
     """Replace this process's statistics by those of all processes together, weighted by their counts, in rank order."""
     parts = [torch.empty_like(statistics) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, statistics, group=group)
-    mean, square, count = cpu.split_statistics(statistics, layout)
+    mean, square, count = cpu.split_statistics(statistics, x, facts)
     means, squares, counts = (
-        torch.stack(t) for t in zip(*(cpu.split_statistics(p, layout) for p in parts), strict=True)
+        torch.stack(t) for t in zip(*(cpu.split_statistics(p, x, facts) for p in parts), strict=True)
     )
     share = (counts / counts.sum(0).clamp(min=1)).unsqueeze(-1)
     mean.copy_((share * means).sum(0))
-    spread = squares + (means - mean) ** 2 if centered else squares
+    spread = squares + (means - mean) ** 2 if facts[2] else squares  # centered
     square.copy_((share * spread).sum(0))
     count.copy_(counts.sum(0))
 
@@ -189,29 +184,27 @@ def gather_moments(statistics: Tensor, layout: tuple[int, ...], centered: bool, 
 class ColumnNorm(Function):
     """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None.
 
-    Returns y, or (y, statistics) with ``want_statistics``. ``running`` (mean, variance, factor) is updated on the way.
+    ``facts`` is (eps, offset gain, centered, channel axis, groups, pooled), ``more`` (running, group, want statistics).
+    Returns y, or (y, statistics) when they are wanted. ``running`` (mean, variance, factor) is updated on the way.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                given: Tensor | None, facts: tuple[Any, ...]) -> Any:  # fmt: skip
-        eps, offset, centered, layout, running, group, want_statistics, channel = facts
+                given: Tensor | None, facts: tuple[Any, ...], more: tuple[Any, ...]) -> Any:  # fmt: skip
+        running, group, want_statistics = more
         known = given is not None
         synced = group is not None and not known
         statistics = given
         if synced or (want_statistics and not known):
-            statistics = cpu.column_statistics(layout)
+            statistics = cpu.column_statistics(x, facts)
         if synced:
             assert statistics is not None
-            cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, statistics, moments_only=True)
-            gather_moments(statistics, layout, centered, group)
-        y, kept = cpu.column_forward(
-            x, weight, bias, mask, eps, offset, centered, known or synced, layout, statistics, running=running
-        )
+            cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
+            gather_moments(statistics, x, facts, group)
+        y, kept = cpu.column_forward(x, weight, bias, mask, statistics, known or synced, facts, running=running)
         ctx.save_for_backward(x, weight, mask, statistics)
-        ctx.facts = (eps, offset, centered, known, layout)
         # Statistics nobody else sees are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
-        ctx.kept = (kept, channel, group, None if bias is None else bias.dtype)
+        ctx.kept = (facts, known, kept, group, None if bias is None else bias.dtype)
         if not want_statistics:
             return y
         ctx.mark_non_differentiable(statistics)
@@ -220,35 +213,34 @@ class ColumnNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask, statistics = ctx.saved_tensors
-        eps, offset, centered, known, layout = ctx.facts
-        kept, channel, group, bias_dtype = ctx.kept
+        facts, known, kept, group, bias_dtype = ctx.kept
         synced = group is not None and not known
-        _, need_weight, need_bias, _, _, _ = needs = ctx.needs_input_grad
+        _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
+        channels = cpu.channels_of(x, facts[3])
         if is_grad_enabled():
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
                 )
-            _, _, _, groups, _, pooled = layout
-            given = cpu.split_statistics(statistics, layout)[:2] if known else None
+            eps, offset, centered, channel, groups, pooled = facts
+            given = cpu.split_statistics(statistics, x, facts)[:2] if known else None
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(layout[2], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = torch.zeros(channels, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
                                              centered=centered, channel_dim=channel, gain=GAINS[offset],
                                              statistics=given)[0]  # fmt: skip
 
-            return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None)
-        grad = in_layout_of(x, grad)
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, layout[2], need_weight, need_bias)
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None, None)
+        dweight, dbias = _parameter_gradients(weight, bias_dtype, channels, need_weight, need_bias)
         if synced:
-            dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
+            dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, facts)
         else:
             dx = cpu.column_backward(
-                grad, x, weight, mask, kept if statistics is None else statistics, dweight, dbias, *ctx.facts
+                grad, x, weight, mask, kept if statistics is None else statistics, known, dweight, dbias, facts
             )
-        return dx, dweight, dbias, None, None, None
+        return dx, dweight, dbias, None, None, None, None
 
 
 column_norm = apply(ColumnNorm)
@@ -256,42 +248,42 @@ column_norm = apply(ColumnNorm)
 
 def synced_gradient(
     group: Any, grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor,
-    dweight: Tensor | None, dbias: Tensor | None, eps: float, offset: bool, centered: bool, known: bool,
-    layout: tuple[int, ...],
+    dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...],
 ) -> Tensor | None:  # fmt: skip
     """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
-    args = (grad, x, weight, mask, statistics, None, None, eps, offset, centered, known, layout)
-    sums = torch.empty(2, 1, layout[2], dtype=torch.float64, device="cpu")
-    cpu.column_backward(*args, sums=sums, stage="sums")
+    eps, offset, centered, channel, _, _ = facts
+    args = (grad, x, weight, mask, statistics, False, None, None, facts)
+    sums = torch.empty(2, 1, x.shape[channel], dtype=torch.float64, device="cpu")
+    cpu.column_backward(*args, sums=sums, sums_only=True)
     if dweight is not None:
         dweight.copy_(sums[1, 0])
     if dbias is not None:
         dbias.copy_(sums[0, 0])
     dist.all_reduce(sums, group=group)
-    _, square, count = cpu.split_statistics(statistics, layout)
+    _, square, count = cpu.split_statistics(statistics, x, facts)
     gain = 1.0 if weight is None else weight.detach().double() + offset
     direct = gain / torch.sqrt(square + eps)
     share = direct / count.clamp(min=1)
     coefficients = torch.stack([direct, -share * sums[1], -share * sums[0] if centered else torch.zeros_like(share)])
-    return cpu.column_backward(*args, sums=sums, stage="apply", coefficients=coefficients)
+    return cpu.column_backward(*args, sums=sums, coefficients=coefficients)
 
 
 class PowerNorm(Function):
     """PowerNorm in training. While ``step < warmup`` the batch's own quadratic mean and the exact gradient are used,
     later the running one and the paper's approximate gradient. ``nu`` is updated by backward.
 
-    ``layout`` None: the stages run on the reference formulas.
+    Without ``native`` the stages run on the reference formulas.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor,
-                nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, layout: tuple[int, ...] | None,
+                nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, native: bool,
                 channel: int, group: Any) -> Any:  # fmt: skip
         y, batch, used, count, warm = power_forward(
-            x, weight, bias, mask, psi2, step, warmup, eps, layout, channel, group
+            x, weight, bias, mask, psi2, step, warmup, eps, native, channel, group
         )
         ctx.save_for_backward(x, weight, bias, mask, batch, used, count, warm)
-        ctx.facts = (nu, alpha, eps, layout, channel, group)
+        ctx.facts = (nu, alpha, eps, native, channel, group)
         ctx.mark_non_differentiable(batch, count)
         return y, batch, count
 
@@ -303,9 +295,9 @@ class PowerNorm(Function):
                 "Use PowerNorm(running=False), whose gradient is exact."
             )
         x, weight, bias, mask, batch, used, count, warm = ctx.saved_tensors
-        nu, alpha, eps, layout, channel, group = ctx.facts
+        nu, alpha, eps, native, channel, group = ctx.facts
         dx, sums = power_gradient(
-            grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel, group
+            grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, native, channel, group
         )
         needs = ctx.needs_input_grad
         dweight = sums[1].to(weight.dtype) if needs[1] else None
@@ -318,11 +310,12 @@ power_norm = apply(PowerNorm)
 
 def power_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor, step: Tensor, warmup: int,
-    eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+    eps: float, native: bool, channel: int, group: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """y; the batch's mean square, the one used, the count (all float64); whether this is warm-up."""
     channels = x.shape[channel]
-    if layout is None:
+    facts = _power_facts(x, eps, channel)
+    if not native:
         cell = None if mask is None else mask.unsqueeze(channel)
         _, square, counts = reference.moments(
             x.to(reference.compute_dtype(x)), reference.axes_of("power", x.dim(), channel), cell, centered=False,
@@ -330,19 +323,24 @@ def power_forward(
         )  # fmt: skip
         batch, count = square.view(1, channels), counts.flatten()[:1]
     else:
-        statistics = cpu.column_statistics(layout)
-        cpu.column_forward(x, None, None, mask, eps, False, False, False, layout, statistics, moments_only=True)
+        statistics = cpu.column_statistics(x, facts)
+        cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
         if group is not None:
-            gather_moments(statistics, layout, False, group)
-        _, batch, count = cpu.split_statistics(statistics, layout)
+            gather_moments(statistics, x, facts, group)
+        _, batch, count = cpu.split_statistics(statistics, x, facts)
     warm = step < warmup
     used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))
-    if layout is None:
+    if not native:
         y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
                                   channel_dim=channel, statistics=(torch.zeros_like(used), used))[0]  # fmt: skip
     else:
-        y, _ = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, _without_mean(used, count))
+        y, _ = cpu.column_forward(x, weight, bias, mask, _without_mean(used, count), True, facts)
     return y, batch, used, count, warm
+
+
+def _power_facts(x: Tensor, eps: float, channel: int) -> tuple[Any, ...]:
+    """Facts of a column norm: one gain per channel, used as it is; no mean; statistics of each channel over all samples."""
+    return eps, False, False, channel, x.shape[channel], True
 
 
 def _without_mean(square: Tensor, count: Tensor) -> Tensor:
@@ -360,20 +358,26 @@ def _all_sum(group: Any) -> Callable[[Tensor], Tensor]:
 
 def power_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, batch: Tensor, used: Tensor, count: Tensor,
-    warm: Tensor, nu: Tensor, alpha: float, eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+    warm: Tensor, nu: Tensor, alpha: float, eps: float, native: bool, channel: int, group: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and this process's sums (2, channels) of grad and grad * xhat; ``nu`` takes its step."""
-    square, channels = used[0], used.shape[1]
+    channels = cpu.channels_of(x, channel)
+    if native:  # what follows reads them by torch's own operators, which trust the memory behind a tensor
+        weight, batch, used, count, warm = (cpu.readable(t) for t in (weight, batch, used, count, warm))
+    for t, shape, dtype in ((batch, (1, channels), used.dtype), (used, (1, channels), batch.dtype), (count, (1,), batch.dtype),
+                            (warm, (), torch.bool)):  # fmt: skip
+        if tuple(t.shape) != shape or t.dtype is not dtype or t.device != x.device:
+            raise cpu.changed(f"a statistic is {tuple(t.shape)} {t.dtype} on {t.device}")
+    square = used[0]
     args: tuple[Any, ...] = ()
-    if layout is None:
+    if not native:
         _, sums = reference.power_backward(
             grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel
         )
     else:
-        grad = in_layout_of(x, grad)
-        args = (grad, x, weight, mask, _without_mean(used, count), None, None, eps, False, False, True, layout)
+        args = (grad, x, weight, mask, _without_mean(used, count), True, None, None, _power_facts(x, eps, channel))
         sums = torch.empty(2, channels, dtype=torch.float64, device="cpu")
-        cpu.column_backward(*args, sums=sums, stage="sums")
+        cpu.column_backward(*args, sums=sums, sums_only=True)
     total = sums
     if group is not None:
         total = sums.clone()
@@ -382,14 +386,14 @@ def power_gradient(
     mean_along = gain * total[1] / count.clamp(min=1)
     old = nu.to(square.dtype)
     along = torch.where(warm, mean_along, old)
-    if layout is None:
+    if not native:
         dx, _ = reference.power_backward(
             grad, x, weight, mask, square=square, along=along, eps=eps, channel_dim=channel
         )
     else:
         root = torch.sqrt(square + eps)
         coefficients = torch.stack([gain / root, -along / root, torch.zeros_like(root)])
-        dx = cpu.column_backward(*args, sums=total, stage="apply", coefficients=coefficients)
+        dx = cpu.column_backward(*args, sums=total, coefficients=coefficients)
     moved = reference.power_step(mean_along, square, batch[0], old, alpha=alpha, eps=eps)
     nu.copy_(torch.where(count > 0, moved, old))
     return dx, sums
@@ -416,7 +420,7 @@ class Pointwise(Function):
 
             return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)
         slots = [_like(t, need) for t, need in zip((alpha, shift, weight, bias), needs[1:5], strict=True)]
-        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, *slots)
+        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, slots)
         return dx, *slots, None, None
 
 

@@ -479,11 +479,12 @@ class InstanceNorm(_RunningNorm):
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
         if mask is not None or lengths is not None:
             mask = ops.as_mask("InstanceNorm", x, ops.positions(x, channel), mask, lengths)
-        tracked = self.track_running_stats and self.training and not ops.recomputing()
+        tracked = self.track_running_stats and self.training
         y, found = ops.column_norm("instance_norm", x, self.weight, self.bias, self.eps, groups=self.num_features,
                                     pooled=False, channel=channel, mask=mask, gain=self.gain,
                                     want_statistics=tracked)  # fmt: skip
-        if tracked:
+        if tracked and not ops.recomputing():  # recomputed, it saves the same tensors and moves nothing
+            ops.check_running("InstanceNorm", self.num_features, self.running_mean, self.running_var)
             assert found is not None
             mean, var, count = found
             with torch.no_grad():  # the running statistics are averages over samples, as in torch
