@@ -211,6 +211,14 @@ class TransformerConfig:
         name, options = self.norm, {**self.norm_options, **(self._causal_options() if causal else {})}
         return lambda width: make_norm(name, width, **options)
 
+    def resolved(self) -> dict[str, Any]:
+        """Every setting; sizes that were left to others as the numbers they come to."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values.update(ffn_dim=self.inner_width, num_kv_heads=self.num_kv_heads or self.num_heads)
+        if self.architecture == "encoder-decoder":
+            values["num_decoder_layers"] = self.num_decoder_layers or self.num_layers
+        return values
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
         known = [f.name for f in fields(cls)]
