@@ -124,6 +124,8 @@ def load(
         }
         if held:
             state[parameter] = held
+    if left := [n for n in tensors if n.startswith("model.") and n not in expected]:
+        raise CheckpointUnreadable(f"{path} does not fit the model, which has no {', '.join(left)}")
     model.load_state_dict(
         {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}, strict=False
     )

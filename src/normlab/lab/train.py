@@ -288,7 +288,9 @@ class _Training:
             optimizer = make_optimizer(self.experiment, model)
             note = self._restore(model, optimizer)
             if self.rank == 0:
+                built = self.experiment.make_model is None
                 facts = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
+                         "model": model.config.resolved() if built else None,  # type: ignore[union-attr, operator]
                          "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
                 writer = Writer(self.folder, {**info, **facts}, again=True, after=self.step)
                 if note:
