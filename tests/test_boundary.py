@@ -274,16 +274,16 @@ def test_a_storage_of_no_bytes_is_an_error(name, where):
         return base
 
     layer, x = layer_of(name), torch.randn(3, 5, WIDTH)
-    with pytest.raises(RuntimeError, match="no memory|storage of size 0"):
+    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
         layer(gone(3, 5, WIDTH))
     for key, p in list(layer.named_parameters()):
         own = copy.deepcopy(layer)
         setattr(own, key, nn.Parameter(gone(*p.shape)))
-        with pytest.raises(RuntimeError, match="no memory|storage of size 0"):
+        with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
             own(x)
     mask = torch.ones(3, 6, dtype=torch.bool)[:, 1:] if where == "view" else torch.ones(3, 5, dtype=torch.bool)
     mask.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="no memory|storage of size 0"):
+    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
         layer(x, mask=mask)
 
 
