@@ -211,17 +211,14 @@ def train(
     :class:`Stopped`. ``work`` holds flops_per_step and matmul_rate, for the share of the machine's rate. ``wait`` is how long to
     wait for another process that still writes to the folder. Under torchrun every process calls this alike.
     """
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # a factory that changes the working folder does not move the run
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     with contextlib.ExitStack() as held:
         if rank == 0:
             held.enter_context(sole_writer(folder, wait=wait))
         if (folder / INFO).exists():
             run = Run(folder)
-            before = Experiment.from_dict(run.info["experiment"]) if "experiment" in run.info else None
-            if before is None:
-                raise ValueError(f"{folder} holds a run that no experiment made; choose another folder")
-            if changed := before.differences(experiment):
+            if changed := Experiment.of_run(run).differences(experiment):
                 raise ValueError(
                     f"{folder} holds another experiment: {', '.join(changed)} differ; choose another folder"
                 )
