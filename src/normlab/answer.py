@@ -108,7 +108,9 @@ class _Grid:
                    for r in sweep.get("refused") or ()]  # fmt: skip
         shut = {same(r["axes"]) for r in refused}
         inner = {name: axes.get(name) or [base[name]] for name in ("lr", "seed")}
-        return cls({cell_name(c): c for c in every if same(c) not in shut}, sorted(inner["lr"]), list(inner["seed"]), refused)
+        return cls(
+            {cell_name(c): c for c in every if same(c) not in shut}, sorted(inner["lr"]), list(inner["seed"]), refused
+        )
 
 
 def answer(

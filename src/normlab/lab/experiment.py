@@ -25,6 +25,8 @@ else:
 
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("float32", "bfloat16")
+CODE = ("make_model", "make_data", "make_loss")  # the fields that name code
+MOST_THREADS = 4096  # torch starts as many as it is told
 TOML = 2**20  # bytes of a file
 WATCHES = ("none", "lite", "standard", "full")
 
@@ -75,6 +77,8 @@ class Experiment:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         for name, low, high in (
             ("lr", 0.0, None),
             ("warmup", 0.0, 1.0),
@@ -103,7 +107,7 @@ class Experiment:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name} goes into the run as JSON, which cannot hold {value!r}: {error}") from error
-        for name in ("make_model", "make_data", "make_loss"):
+        for name in CODE:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name as MODULE:NAME, got {value!r}")

@@ -25,7 +25,7 @@ from .. import __version__
 from ..answer import OUTCOMES, SWEEP_SCHEMA, cell_name, plain, read_sweep, read_trial, same
 from ..errors import RunUnreadable, unknown
 from ..runs import INFO, READINGS, Run, replace_file
-from .experiment import Experiment
+from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
 
 FILE, TRIALS = "sweep.json", "trials"
@@ -102,6 +102,11 @@ class Sweep:
             found.append(Trial(name, cell_name(axes), axes, experiment))
         return found
 
+    def code(self) -> dict[str, set[str]]:
+        """{field: the MODULE:NAME that trials would load and call}."""
+        found = {name: {getattr(self.base, name), *self.axes.get(name, ())} - {None} for name in CODE}
+        return {name: names for name, names in found.items() if names}
+
     def to_dict(self) -> dict[str, Any]:
         axes = {name: list(values) for name, values in self.axes.items()}
         found = {"schema": SWEEP_SCHEMA, "base": self.base.to_dict(), "axes": axes,
@@ -124,7 +129,11 @@ class Sweep:
 def _folder_name(name: str) -> str:
     """One that every file system takes: a long value, such as a table of options, is cut and told apart by a sum."""
     data = name.encode()
-    return name if len(data) <= LONGEST else f"{data[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(data).hexdigest()[:16]}"
+    return (
+        name
+        if len(data) <= LONGEST
+        else f"{data[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(data).hexdigest()[:16]}"
+    )
 
 
 def checked(sweep: Sweep) -> Sweep:
@@ -181,7 +190,7 @@ def _ended(folder: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Engine(Protocol):
-    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, ended, lost."""
+    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, quiet, ended, lost."""
 
     def run(
         self, folder: Path, trials: Sequence[Trial], notify: Callable[[str, Trial, dict[str, Any]], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -201,7 +202,7 @@ class Run:
             step = line["step"]
             for probe, sites in line.get("values", {}).items():
                 for site, value in sites.items():
-                    yield step, probe, site, value if type(value) is not str else decode(value)
+                    yield step, probe, site, value if type(value) is float else decode(value)
 
     def events(self) -> list[dict[str, Any]]:
         return [line for line in self.lines() if "event" in line]
@@ -220,7 +221,7 @@ class Run:
                     if series is None:
                         series = kept[site] = Series([], [])
                     series.steps.append(step)
-                    series.values.append(value if type(value) is not str else decode(value))
+                    series.values.append(value if type(value) is float else decode(value))
         return found
 
     def series(self, probe: str) -> dict[str, Series]:
@@ -261,12 +262,14 @@ def find(folder: str | Path) -> list[Path]:
 def export_csv(run: Run, path: str | Path) -> int:
     """All readings as step, probe, site, value; returns how many."""
     count = 0
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(Path(path)) as out:
+        file = io.TextIOWrapper(out, encoding="utf-8", newline="")
         writer = csv.writer(file)
         writer.writerow(("step", "probe", "site", "value"))
         for reading in run.readings():
             writer.writerow(reading)
             count += 1
+        file.detach()  # with what it still held; the file is closed by its own
     return count
 
 
@@ -280,7 +283,7 @@ def export_parquet(run: Run, path: str | Path, batch: int = 100_000) -> int:
     names = ("step", "probe", "site", "value")
     schema = pa.schema(list(zip(names, (pa.int64(), pa.string(), pa.string(), pa.float64()), strict=True)))
     count, rows = 0, []
-    with pq.ParquetWriter(path, schema) as writer:
+    with replacing(Path(path)) as out, pq.ParquetWriter(out, schema) as writer:
         for reading in run.readings():
             rows.append(reading)
             if len(rows) == batch:
