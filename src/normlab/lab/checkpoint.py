@@ -96,7 +96,7 @@ def load(
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise CheckpointUnreadable(f"{path} is not a regular file")  # opening a pipe would wait for ever
+        raise CheckpointUnreadable(f"{path} cannot be read: no regular file")  # opening a pipe would wait for ever
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
