@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import normlab
 from normlab import cli
@@ -117,6 +118,68 @@ def test_third_party_imports(path: Path):
             found.add(node.module.split(".")[0])
     foreign = found - set(sys.stdlib_module_names)
     assert all(name in ALLOWED and ALLOWED[name](module) for name in foreign), f"{module} imports {sorted(foreign)}"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and len(name) > 1 and not (name.startswith("__") and name.endswith("__"))
+
+
+def torch_names() -> tuple[set[str], set[str]]:
+    """(what torch keeps private anywhere normlab could meet it, the part of it that a module has on itself)."""
+    module = {n for n in dir(torch.nn.Module()) if is_private(n)}
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    owners = (
+        torch,
+        torch._C,
+        torch.Tensor,
+        torch.autograd.Function,
+        forward_ad,
+        optimizer,
+        torch.compiler,
+        torch.library,
+    )
+    return module.union(*({n for n in dir(owner) if is_private(n)} for owner in owners)) | {"_orig_mod"}, module
+
+
+OVERRIDDEN = {"_version", "_load_from_state_dict"}  # for torch to call; without torch's side nobody calls them
+
+
+def private_names_of_torch(source: str) -> list[str]:
+    everywhere, of_modules = torch_names()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "me")
+            inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+            if inherited and node.attr in OVERRIDDEN:
+                continue
+            if node.attr in (of_modules if mine else everywhere):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in everywhere or node.value == "__dlpack_c_exchange_api__":
+                found.append(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found += [part for part in parts if is_private(part)]
+        elif isinstance(node, ast.Import):
+            found += [
+                a.name for a in node.names if a.name.startswith("torch.") and any(map(is_private, a.name.split(".")))
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if module_of(p) != "normlab._torch"], ids=module_of)
+def test_private_names_of_torch_stand_in_one_module(path: Path):
+    assert not private_names_of_torch(path.read_text())
+
+
+@pytest.mark.parametrize("line", [
+    "from torch._C import _len_torch_dispatch_stack as depth", "import torch._dynamo", "torch._dynamo.reset()", "forward_ad._current_level",
+    "f._backward_cls.apply = f.backward", "norm._forward_hooks", "self._buffers", 'getattr(model, "_orig_mod", None)',
+    'getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)', "torch._foreach_norm(tensors)", "x._version", "super()._named_members()",
+])  # fmt: skip
+def test_a_private_name_of_torch_is_found(line: str):
+    assert private_names_of_torch(line)
 
 
 def test_importing_normlab_is_cheap():

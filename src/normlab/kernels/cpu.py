@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
+from .._torch import exchange_table
+
 native: Any = None
 missing: str | None = None
 try:
@@ -27,8 +29,7 @@ if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
 
 # May tensors themselves go to the thin functions? (Older torch has no table: then addresses and sizes go one by one.)
-_table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-thin = native is not None and _table is not None and native.see_tensors(_table)
+thin = native is not None and exchange_table is not None and native.see_tensors(exchange_table)
 
 CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
