@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from .. import __version__
 from ..answer import SWEEP_SCHEMA, cell_name, plain, read_sweep
-from ..errors import RunUnreadable, unknown
+from ..errors import RunUnreadable, require, unknown
 from ..runs import INFO, Run, replace_file
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
@@ -310,6 +310,9 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
 
 def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:
     """Run what is missing. Only one process may do so in a folder at a time."""
+    from .checkpoint import NEEDS  # brings torch
+
+    require("training", "lab", *NEEDS)  # here too: in a worker it would be a result, trial by trial
     with sole_writer(plan.folder):
         # Between planning and here another sweep may have finished some of it.
         _, missing = finished(plan.folder, plan.missing)
