@@ -162,7 +162,9 @@ def check(extra: str, wheel: Path, shared: Path, folder: Path) -> None:
         before = sorted(place.rglob("*"))
         done = run(python, "-m", "normlab", *command.split(), cwd=place)
         if done.returncode == 0 or f"normlab[{named}]" not in done.stderr or "Traceback" in done.stderr:
-            raise SystemExit(f"normlab {command}: should have named normlab[{named}]\n{done.stdout}\n{done.stderr[-3000:]}")
+            raise SystemExit(
+                f"normlab {command}: should have named normlab[{named}]\n{done.stdout}\n{done.stderr[-3000:]}"
+            )
         if sorted(place.rglob("*")) != before:
             raise SystemExit(f"normlab {command}: wrote files before it refused")
 
