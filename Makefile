@@ -1,6 +1,8 @@
 # setup   the environment in .venv, with the package built from this checkout
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
+# extras  each extra of the package installed alone, and its smallest use
+# matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
@@ -8,7 +10,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize mutation clean
+.PHONY: setup demo test check lint bench numerics sanitize mutation extras matrix clean
 
 setup: .venv/stamp
 
@@ -55,6 +57,12 @@ sanitize:
 
 mutation: setup
 	$(BIN)/python tests/mutation_drill.py
+
+extras: setup
+	$(BIN)/python tests/extras.py
+
+matrix: setup
+	$(BIN)/python tests/matrix.py
 
 clean:
 	rm -rf build .venv

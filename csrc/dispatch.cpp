@@ -4,6 +4,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#ifdef NORMLAB_X86
+#include <cpuid.h>
+#endif
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -32,10 +35,13 @@ namespace normlab {
 
 static bool always() { return true; }
 #ifdef NORMLAB_X86
+static bool has_f16c() {  // by number: the builtins of Clang before 16 do not know the name
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
 static bool has_avx2() {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && has_f16c();
 }
 static bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import normlab
 from normlab import cli
@@ -117,6 +118,68 @@ def test_third_party_imports(path: Path):
             found.add(node.module.split(".")[0])
     foreign = found - set(sys.stdlib_module_names)
     assert all(name in ALLOWED and ALLOWED[name](module) for name in foreign), f"{module} imports {sorted(foreign)}"
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and len(name) > 1 and not (name.startswith("__") and name.endswith("__"))
+
+
+def torch_names() -> tuple[set[str], set[str]]:
+    """(what torch keeps private anywhere normlab could meet it, the part of it that a module has on itself)."""
+    module = {n for n in dir(torch.nn.Module()) if is_private(n)}
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    owners = (
+        torch,
+        torch._C,
+        torch.Tensor,
+        torch.autograd.Function,
+        forward_ad,
+        optimizer,
+        torch.compiler,
+        torch.library,
+    )
+    return module.union(*({n for n in dir(owner) if is_private(n)} for owner in owners)) | {"_orig_mod"}, module
+
+
+OVERRIDDEN = {"_version", "_load_from_state_dict"}  # for torch to call; without torch's side nobody calls them
+
+
+def private_names_of_torch(source: str) -> list[str]:
+    everywhere, of_modules = torch_names()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "me")
+            inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+            if inherited and node.attr in OVERRIDDEN:
+                continue
+            if node.attr in (of_modules if mine else everywhere):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in everywhere or node.value == "__dlpack_c_exchange_api__":
+                found.append(node.value)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found += [part for part in parts if is_private(part)]
+        elif isinstance(node, ast.Import):
+            found += [
+                a.name for a in node.names if a.name.startswith("torch.") and any(map(is_private, a.name.split(".")))
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if module_of(p) != "normlab._torch"], ids=module_of)
+def test_private_names_of_torch_stand_in_one_module(path: Path):
+    assert not private_names_of_torch(path.read_text())
+
+
+@pytest.mark.parametrize("line", [
+    "from torch._C import _len_torch_dispatch_stack as depth", "import torch._dynamo", "torch._dynamo.reset()", "forward_ad._current_level",
+    "f._backward_cls.apply = f.backward", "norm._forward_hooks", "self._buffers", 'getattr(model, "_orig_mod", None)',
+    'getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)', "torch._foreach_norm(tensors)", "x._version", "super()._named_members()",
+])  # fmt: skip
+def test_a_private_name_of_torch_is_found(line: str):
+    assert private_names_of_torch(line)
 
 
 def test_importing_normlab_is_cheap():
@@ -417,17 +480,42 @@ def test_a_test_without_an_assertion_is_found():
         assert checks_something(ast.parse(idle + busy))
 
 
+def project_files(root: Path) -> list[Path]:
+    """What the project consists of: what git tracks, not what running it leaves behind. In a copy without git (an unpacked
+    sdist, say) there is no such list, and nothing left behind that would not be our own: everything but the usual folders."""
+    done = (
+        subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False)
+        if (root / ".git").exists()
+        else None
+    )
+    if done is not None and done.returncode == 0:
+        return [root / name for name in done.stdout.split("\0") if name and (root / name).is_file()]
+    made = ("build", "dist", "runs", "__pycache__")
+    return [
+        path
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not any(p in made or (p[0] == "." and p != ".ci") for p in path.relative_to(root).parts)
+        and not path.match("bench-*.json")
+    ]  # fmt: skip
+
+
 def text_files() -> Iterator[tuple[Path, str]]:
-    for top in sorted(ROOT.iterdir()):
-        if top.name in ("build", "dist") or (top.name.startswith(".") and top.name not in (".ci", ".github")):
+    for path in project_files(ROOT):
+        try:
+            yield path, path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
             continue
-        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            if not path.is_file() or "__pycache__" in path.parts or path.match("bench-*.json"):
-                continue
-            try:
-                yield path, path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
+
+
+@pytest.mark.parametrize("git", [True, False], ids=["git", "no-git"])
+def test_what_a_demonstration_leaves_behind_is_not_looked_at(git: bool, tmp_path: Path):
+    for name in ("README.md", "src/a.py", "runs/demo/report.html", ".venv/lib/b.py", "build/c.txt", "bench-1.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    if git:
+        for command in (["init", "-q"], ["add", "README.md", "src"]):
+            subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert [p.relative_to(tmp_path).as_posix() for p in project_files(tmp_path)] == ["README.md", "src/a.py"]
 
 
 def test_no_path_of_this_machine():
@@ -451,10 +539,13 @@ def test_no_loose_ends():
     assert not found
 
 
-def test_continuous_integration_runs_the_test_command_of_the_readme():
-    (command,) = {c for c in re.findall(r"^(make test)\b", (ROOT / "README.md").read_text(), flags=re.M)}
+def test_continuous_integration_does_what_the_readme_says_in_its_order():
+    """In one clone, as a newcomer: what one command leaves behind must not stop the next."""
+    told = re.findall(
+        r"^make (\w+)", next(block for tag, block in fences(ROOT / "README.md") if tag == "sh"), flags=re.M
+    )
     ci = ROOT / ".ci" / "run"
     if not ci.exists():
         pytest.skip("there is no .ci/run here")
-    target = command.split()[1]
-    assert re.search(rf"\bmake\s(?:[^\n#]*\s)?{target}\b", ci.read_text())
+    done = re.findall(r"^make (\w+)", ci.read_text(), flags=re.M)
+    assert told == ["demo", "test"] and done[: len(told)] == told

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import platform
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 import normlab
 from normlab import ops, reference
+from normlab.kernels import cpu
 
 FEATURES = 21  # 3 * 7: groups of channels must divide it
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -1436,6 +1438,15 @@ def parts_of(layer: normlab.ResidualNorm) -> nn.Module:
 DEEP = 64**0.25  # DeepNorm's alpha for 32 encoder layers; not exact in any of the dtypes
 
 
+def scaled_sum(alpha: float, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+    """alpha * x + branch as the kernels round it: once, except on an x86 without fused multiply-add. torch.add is of no use
+    for bfloat16: it rounds alpha itself to it."""
+    if x.dtype == torch.bfloat16:
+        return (alpha * x.float() + branch.float()).to(x.dtype)
+    twice = cpu.native is not None and cpu.native.isa() == "baseline" and platform.machine() in ("x86_64", "AMD64")
+    return alpha * x + branch if twice else torch.add(branch, x, alpha=alpha)
+
+
 @pytest.mark.parametrize("options", [{}, {"gain": "offset"}, {"round_before_gain": True}, {"bias": False}], ids=str)
 @pytest.mark.parametrize("alpha", [1.0, 0.5, DEEP])
 @pytest.mark.parametrize("stream", [False, True], ids=["y", "y-and-stream"])
@@ -1449,8 +1460,7 @@ def test_residual_norm_is_add_then_norm(
     leaves = [draw(5, 7, 131, dtype=dtype) for _ in range(2)]
     (x, branch), (p, q) = ([t.clone().requires_grad_() for t in leaves] for _ in range(2))
     upstream, upstream_stream = draw(5, 7, 131, dtype=dtype), draw(5, 7, 131, dtype=dtype)
-    # torch.add rounds alpha itself to bfloat16; ours keeps it in float32, as (alpha * x.float()) does.
-    summed = (alpha * p.float() + q.float()).to(dtype) if dtype == torch.bfloat16 else torch.add(q, p, alpha=alpha)
+    summed = scaled_sum(alpha, p, q)
     exact_sum = kernel == "cpu" or alpha != DEEP  # the reference sums in float64
     if stream:
         y, new = fused(x, branch)
@@ -1475,6 +1485,13 @@ def test_residual_norm_is_add_then_norm(
             assert_same(g, w, f"d{name}")
         else:
             assert_near(g, w, 2 if dtype == torch.bfloat16 else 64, f"d{name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_residual_sum_is_rounded_as_the_instruction_set_rounds(isa: str, dtype: torch.dtype) -> None:
+    x, branch = draw(5, 131, dtype=dtype), draw(5, 131, dtype=dtype)
+    stream = normlab.ResidualNorm(131, "rms", alpha=DEEP, return_stream=True).to(dtype)(x, branch)[1]
+    assert_same(stream, scaled_sum(DEEP, x, branch), isa)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])

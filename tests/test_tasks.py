@@ -397,7 +397,7 @@ def test_a_missing_package_is_named_with_its_extra_and_its_cause(tmp_path, monke
     for name in [n for n in sys.modules if n.split(".")[0] == blocked]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ImportError, match=rf'this needs {blocked}: pip install "normlab\[{extra}\]"') as raised:
+    with pytest.raises(ImportError, match=rf"needs {blocked}: pip install 'normlab\[{extra}\]'") as raised:
         find_task("text", files=[str(path)])
     assert isinstance(raised.value.__cause__, ImportError)
 
@@ -551,7 +551,7 @@ def test_digits_train_a_convolution_too():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r'come with scikit-learn: pip install "normlab\[digits\]"'):
+    with pytest.raises(ImportError, match=r"come with scikit-learn: pip install 'normlab\[digits\]'"):
         tasks._digits()
 
 

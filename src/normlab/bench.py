@@ -115,7 +115,7 @@ def rows_against_torch(shape: tuple[int, ...], dtype_name: str, seconds: float, 
             "torch": training_step(theirs, x, grad, list(theirs.parameters())),
         }
         if compiled:
-            torch._dynamo.reset()  # the recompile limit would otherwise fall back to eager without a word
+            torch.compiler.reset()  # the recompile limit would otherwise fall back to eager without a word
             fast = torch.compile(theirs)
             sides["torch.compile"] = training_step(fast, x, grad, list(theirs.parameters()))
         yield compare(Row(family=family, case="layer, fwd+bwd", shape=shape, dtype=dtype_name), sides, seconds)

@@ -6,23 +6,16 @@ run on disk; give them to ``watch(..., also=[...])``. Each needs its library, wh
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from .errors import need
 from .probes import Watch, watch
 
 Table = Mapping[str, Mapping[str, float]]
-
-
-def _need(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"this needs {module.split('.')[0]}: pip install 'normlab[{extra}]'") from error
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -33,7 +26,7 @@ def huggingface(out: str | Path, **options: Any) -> Any:
 
     The loss is the one the model returns, of the last micro-batch of a step.
     """
-    transformers = _need("transformers", "huggingface")
+    transformers = need("a callback for its Trainer", "huggingface", "transformers")
 
     class NormlabCallback(transformers.TrainerCallback):  # type: ignore[name-defined, misc]
         watch: Watch | None = None
@@ -67,7 +60,7 @@ def lightning(out: str | Path, *, model: Callable[[Any], nn.Module] | None = Non
 
     Watched is what ``model(module)`` returns; by default the module's only child, if it has just one, else the module.
     """
-    pl = _need("lightning.pytorch", "lightning")
+    pl = need("a callback for its Trainer", "lightning", "lightning.pytorch")
 
     def inside(module: Any) -> nn.Module:
         children = list(module.children())
@@ -108,7 +101,7 @@ class TensorBoard:
     """Scalars "probe/site" into an event file in ``folder``."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.writer = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+        self.writer = need("an event file", "tensorboard", "torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def write(self, step: int, table: Table) -> None:
         for name, value in _flat(table).items():
@@ -122,7 +115,7 @@ class WandB:
     """Into a Weights & Biases run: the one given, or the current one."""
 
     def __init__(self, run: Any = None) -> None:
-        wandb = _need("wandb", "wandb")
+        wandb = need("a Weights & Biases run", "wandb", "wandb")
         self.run = wandb.run if run is None else run
         if self.run is None:
             raise ValueError("there is no Weights & Biases run: call wandb.init() first, or give one")
@@ -138,7 +131,7 @@ class MLflow:
     """Into the active MLflow run, or into the one whose id is given."""
 
     def __init__(self, run_id: str | None = None) -> None:
-        mlflow = _need("mlflow", "mlflow")
+        mlflow = need("an MLflow run", "mlflow", "mlflow")
         active = mlflow.active_run()
         if run_id is None and active is None:
             raise ValueError("there is no active MLflow run: call mlflow.start_run() first, or give a run_id")

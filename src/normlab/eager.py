@@ -15,19 +15,12 @@ from torch import Tensor, empty_like, is_grad_enabled
 from torch.autograd import Function
 
 from . import reference
+from ._torch import direct_apply
 from .errors import TransformUnsupported
 from .kernels import cpu
 
 GAINS = ("direct", "offset")
 MODE_NAMES = ("layer", "rms", "scale")
-
-
-def apply(function: type[Function]) -> Callable[..., Any]:
-    """``function.apply`` without its Python wrapper, a third of the cost of a small forward: what the wrapper does
-    (functional transforms, default arguments) has been ruled out by the route that leads here. Backward is likewise
-    called directly; torch's wrapper only finds out whether it is named ``backward`` or ``vjp``."""
-    function._backward_cls.apply = function.backward  # type: ignore[attr-defined]
-    return super(Function, function).apply  # type: ignore[misc]
 
 
 def replay(
@@ -92,7 +85,7 @@ class RowNorm(Function):
         return dx, dweight, dbias, None, None
 
 
-row_norm = apply(RowNorm)
+row_norm = direct_apply(RowNorm)
 
 
 class ResidualNorm(Function):
@@ -144,7 +137,7 @@ class ResidualNorm(Function):
         return whole * alpha, kept, of_weight, of_bias, None, None
 
 
-residual_norm = apply(ResidualNorm)
+residual_norm = direct_apply(ResidualNorm)
 
 
 def residual_reference(
@@ -243,7 +236,7 @@ class ColumnNorm(Function):
         return dx, dweight, dbias, None, None, None, None
 
 
-column_norm = apply(ColumnNorm)
+column_norm = direct_apply(ColumnNorm)
 
 
 def synced_gradient(
@@ -305,7 +298,7 @@ class PowerNorm(Function):
         return dx, dweight, dbias, *[None] * 10
 
 
-power_norm = apply(PowerNorm)
+power_norm = direct_apply(PowerNorm)
 
 
 def power_forward(
@@ -424,4 +417,4 @@ class Pointwise(Function):
         return dx, *slots, None, None
 
 
-pointwise = apply(Pointwise)
+pointwise = direct_apply(Pointwise)

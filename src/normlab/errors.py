@@ -7,7 +7,10 @@ exist where a caller may want to catch one case.
 from __future__ import annotations
 
 import difflib
+import importlib
+import importlib.util
 from collections.abc import Iterable
+from typing import Any
 
 
 class KernelUnavailable(RuntimeError):
@@ -28,3 +31,18 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), options, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(options)}."
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """Refuse ``what`` where modules that an extra installs are absent: before the work, not after it. Imports nothing."""
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    if absent:
+        raise ImportError(f"{what} needs {', '.join(absent)}: pip install 'normlab[{extra}]'")
+
+
+def need(what: str, extra: str, module: str) -> Any:
+    """The module, for ``what``; where it cannot be imported, an error that names the extra and keeps the cause."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{what} needs {module.split('.')[0]}: pip install 'normlab[{extra}]'") from error

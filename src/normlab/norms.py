@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from . import ops
+from ._torch import own_buffers, own_parameter, own_parameters
 from .errors import TransformUnsupported, unknown
 
 Lengths = Tensor | Sequence[int] | None
@@ -49,10 +50,7 @@ class _Norm(nn.Module):
             )
         self.reset_parameters()
 
-    def _own(self, name: str) -> Tensor | None:
-        """self.weight or self.bias without the half microsecond of attribute lookup; parametrized ones have moved."""
-        own = self._parameters
-        return own[name] if name in own else getattr(self, name)
+    _own = own_parameter  # self.weight or self.bias without the half microsecond of attribute lookup
 
     def reset_parameters(self) -> None:
         """Parameters and running quantities as they were at construction."""
@@ -211,7 +209,7 @@ class _ChannelNorm(_Norm):
     def _check_channels(self, x: Tensor) -> int:
         channel = ops.check_channels(type(self).__name__, x, self.channel_dim, self.num_features)
         on_cpu = x.is_cpu
-        for own in (self._parameters, self._buffers):
+        for own in (own_parameters(self), own_buffers(self)):
             for name, t in own.items():
                 if t is not None and not (on_cpu and t.is_cpu):
                     ops.check_same_device(type(self).__name__, x, **{name: t})
@@ -254,13 +252,13 @@ class _RunningNorm(_ChannelNorm):
     def _factor(self) -> float | Tensor:
         """A batch's share in the running statistics, or, for the plain average, the counter that gives it: see
         ops.update_running, which counts only batches that are taken in."""
-        tracked = self._buffers["num_batches_tracked"]  # not self.…: attribute lookup in a module takes longer
+        tracked = own_buffers(self)["num_batches_tracked"]  # not self.…: attribute lookup in a module takes longer
         if tracked is None:
             return 0.0
         return tracked if self.momentum is None else self.momentum
 
     def _count(self) -> None:
-        tracked = self._buffers["num_batches_tracked"]
+        tracked = own_buffers(self)["num_batches_tracked"]
         if self.track_running_stats and tracked is not None and self.momentum is not None and not ops.recomputing():
             tracked.add_(1)
 
@@ -385,7 +383,8 @@ class BatchNorm(_RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[
             return y
         running = None
         if training and self.track_running_stats:
-            running = (self._buffers["running_mean"], self._buffers["running_var"], factor)
+            own = own_buffers(self)
+            running = (own["running_mean"], own["running_var"], factor)
         weight, bias, gain = self._own("weight"), self._own("bias"), self.gain
         if self.renorm is not None and training:
             (weight, bias), gain = self._renormalized(x, mask), "direct"

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, is_grad_enabled
-from torch._C import _are_functorch_transforms_active as are_transforms_active
-from torch._C import _len_torch_dispatch_stack as dispatch_depth
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from . import eager, graph, kernels, reference
+from ._torch import LEVEL, are_transforms_active, dispatch_depth, forward_mode, graph_task_id, in_transform
 from .errors import TransformUnsupported, unknown
 from .kernels import cpu
 from .kernels.cpu import PLAIN, Unfit
@@ -41,10 +39,10 @@ def _route(op: str, x: Tensor) -> str:
         kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
         if kernel == "reference":
             return "reference"
-        return "reference" if _in_transform() and not is_compiling() else "graph"
+        return "reference" if in_transform() and not is_compiling() else "graph"
     if is_compiling():
         return "graph"
-    if are_transforms_active() or forward_ad._current_level >= 0:
+    if are_transforms_active() or forward_mode[LEVEL] >= 0:
         return "reference"
     return "graph" if dispatch_depth() > 0 else "eager"
 
@@ -66,11 +64,7 @@ def _route_with(op: str, x: Tensor, *others: Tensor | None) -> str:
 
 def recomputing() -> bool:
     """Is this forward a recomputation inside a backward pass (activation checkpointing)? State has moved already then."""
-    return not is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _in_transform() -> bool:
-    return are_transforms_active() or forward_ad._current_level >= 0
+    return not is_compiling() and graph_task_id() != -1
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -571,7 +565,7 @@ def update_running(
     try:
         _update_running(running_mean, running_var, mean, var, count, factor)
     except RuntimeError as error:
-        if not _in_transform():
+        if not in_transform():
             raise
         raise TransformUnsupported(
             "running statistics cannot be updated inside this functional transform; use eval mode or "
@@ -725,7 +719,7 @@ def power_norm(
         weight, bias = _of_one_dtype(weight, bias)
     warmup = warmup_steps if running else 2**62
     again = recomputing()
-    if _in_transform():
+    if in_transform():
         raise TransformUnsupported(
             "PowerNorm updates its running quantities in training, which functional transforms cannot see; use "
             "PowerNorm(running=False, track_running_stats=False) or eval mode"

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import ops
+from ._torch import has_hooks
 from .errors import unknown
 from .norms import LayerNorm, RMSNorm
 
@@ -87,18 +88,14 @@ def reset_inside(module: nn.Module) -> None:
 # ---- the sum ---------------------------------------------------------------------------------------------------------
 
 
-def _must_fire(norm: nn.Module) -> bool:
-    """Has it a forward hook that counts on being called? One marked ``passive`` also listens at the Residual."""
-    return any(not getattr(hook, "passive", False) for hook in norm._forward_hooks.values())
-
-
 def _fusable(norm: nn.Module | None, x: Tensor, branch: Tensor) -> LayerNorm | RMSNorm | None:
     """The norm, if one kernel can add and normalize: ours, over the whole last axis, stream and branch of one shape and
-    dtype. A norm with hooks is called, so that they fire (torch's pruning lives in one)."""
+    dtype. A norm with hooks is called, so that they fire (torch's pruning lives in one); a hook marked ``passive`` also
+    listens at the Residual."""
     if type(norm) not in (LayerNorm, RMSNorm) or x.dtype != branch.dtype or x.shape != branch.shape:
         return None
     assert isinstance(norm, (LayerNorm, RMSNorm))
-    if norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks or _must_fire(norm):
+    if has_hooks(norm, aside="passive"):
         return None
     return norm if norm.normalized_shape == x.shape[-1:] and getattr(norm, "partial", None) is None else None
 

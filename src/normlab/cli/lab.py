@@ -278,9 +278,15 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     """(folder, sweep, workers); every mistake in the options is found here, before anything is written."""
+    from ..errors import require
     from ..lab import Sweep, checked
+    from ..lab.checkpoint import NEEDS
     from ..lab.sweep import check_folder
+    from ..report import html
 
+    require("normlab compare", "lab", *NEEDS, *html.NEEDS)
+    if args.engine == "ray":
+        require("--engine ray", "ray", "ray")
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {args.workers}")
     if not args.checkpoint_seconds >= 0:
@@ -610,8 +616,10 @@ def show_answer(summary: Mapping[str, Any]) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
+    from ..errors import require
     from ..lab import Experiment, FolderInUse, Stopped
     from ..lab.checkpoint import FILE as CHECKPOINT
+    from ..lab.checkpoint import NEEDS
     from ..lab.experiment import CODE
     from ..lab.train import process_group, train, under_torchrun
     from ..machine import keep_freed_memory
@@ -639,6 +647,7 @@ def run_train(args: argparse.Namespace) -> int:
         _check_trust(
             args, {n: {v} for n in CODE if (v := getattr(experiment, n)) is not None and n not in given}, args.file
         )
+        require("normlab train", "lab", *NEEDS)
         keep_freed_memory()
         with process_group() as rank, _ended_by_sigterm(ask):
             last = time.monotonic()

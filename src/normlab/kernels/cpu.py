@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
+from .._torch import exchange_table, is_zero_tensor
+
 native: Any = None
 missing: str | None = None
 try:
@@ -83,8 +85,7 @@ class _Describing:
 
 
 # May the extension look into tensors itself? (Older torch has no table for it.)
-_table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-looks = native is not None and _table is not None and native.see_tensors(_table, PLAIN, Tensor.is_neg)
+looks = native is not None and exchange_table is not None and native.see_tensors(exchange_table, PLAIN, Tensor.is_neg)
 if native is not None and not looks:
     native = _Describing(native)
 
@@ -93,7 +94,7 @@ def contiguous(t: Tensor) -> Tensor:
     """t.contiguous(), but not of a tensor without memory: torch would read at no address."""
     if t.is_contiguous():
         return t
-    if type(t) in PLAIN and t.is_cpu and t.layout is torch.strided and t.numel() and not t._is_zerotensor():
+    if type(t) in PLAIN and t.is_cpu and t.layout is torch.strided and t.numel() and not is_zero_tensor(t):
         _require_memory(t)
     return t.contiguous()
 
@@ -109,7 +110,7 @@ def readable(t: Any) -> Any:
         return None
     if type(t) not in PLAIN:
         t = t.as_subclass(Tensor)
-    if t._is_zerotensor():
+    if is_zero_tensor(t):
         return t.clone()
     if t.layout is torch.strided and t.numel():
         _require_memory(t)

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import need, require
 from ..runs import replacing
 
 FORMAT = "normlab.checkpoint/1"
 FILE = "checkpoint.safetensors"
 WEIGHTS = "model.safetensors"
+NEEDS = ("safetensors", "numpy")  # the former asks for the latter only when it saves
 
 
 class CheckpointUnreadable(ValueError):
@@ -27,11 +29,8 @@ class CheckpointUnreadable(ValueError):
 
 
 def _library() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("checkpoints need safetensors: pip install 'normlab[lab]'") from error
-    return safetensors.torch
+    require("a checkpoint", "lab", *NEEDS)
+    return need("a checkpoint", "lab", "safetensors.torch")
 
 
 def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

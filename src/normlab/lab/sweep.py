@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from .. import __version__
 from ..answer import OUTCOMES, SWEEP_SCHEMA, cell_name, plain, read_sweep, read_trial, same
-from ..errors import RunUnreadable, unknown
+from ..errors import RunUnreadable, require, unknown
 from ..runs import INFO, READINGS, Run, replace_file
 from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
@@ -335,6 +335,9 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
 
 def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:
     """Run what is missing. Only one process may do so in a folder at a time."""
+    from .checkpoint import NEEDS  # brings torch
+
+    require("training", "lab", *NEEDS)  # here too: in a worker it would be a result, trial by trial
     with sole_writer(plan.folder):
         # Between planning and here another sweep may have finished some of it.
         _, missing = finished(plan.folder, plan.missing)

@@ -307,7 +307,7 @@ def _digits() -> DataTask:
     # The file that sklearn.datasets.load_digits reads: 0.05 s, while importing that takes 1.0 to 1.6 s (version 1.9.1).
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise ImportError('the digits come with scikit-learn: pip install "normlab[digits]"')
+        raise ImportError("the digits come with scikit-learn: pip install 'normlab[digits]'")
     packed = Path(found.origin).with_name("datasets").joinpath("data", "digits.csv.gz").read_bytes()
     rows = [line.split(b",") for line in gzip.decompress(packed).split()]
     values = torch.tensor([[float(value) for value in row] for row in rows])

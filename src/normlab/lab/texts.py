@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-
-def need(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f'this needs {module.split(".")[0]}: pip install "normlab[{extra}]"') from error
+from ..errors import need
 
 
 def sha256(content: bytes) -> str:
@@ -62,14 +56,14 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    file = need("pyarrow.parquet", "parquet").ParquetFile(path)
+    file = need("a Parquet file", "parquet", "pyarrow.parquet").ParquetFile(path)
     _check_column(path, file.schema_arrow.names)
     texts = (text for rows in file.iter_batches(columns=["text"]) for text in rows.column(0).to_pylist())
     return ((f"{path}, row {number}", text) for number, text in enumerate(texts, 1))
 
 
 def _dataset_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    datasets = need("datasets", "datasets")
+    datasets = need("a saved dataset", "datasets", "datasets")
     found = datasets.load_from_disk(str(path))
     if isinstance(found, datasets.DatasetDict):
         raise ValueError(f"{path} holds several splits; give one of them: {', '.join(str(path / s) for s in found)}")

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__, machine
-from ..errors import RunUnreadable
+from ..errors import RunUnreadable, require
 from ..intervals import mean_interval
 from ..norms import NORMS
 from ..probes import watch
@@ -211,6 +211,7 @@ def train(
     :class:`Stopped`. ``work`` holds flops_per_step and matmul_rate, for the share of the machine's rate. ``wait`` is how long to
     wait for another process that still writes to the folder. Under torchrun every process calls this alike.
     """
+    require("training", "lab", *checkpoint.NEEDS)
     folder = Path(folder).absolute()  # a factory that changes the working folder does not move the run
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     with contextlib.ExitStack() as held:

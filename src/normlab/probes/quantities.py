@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from .._torch import foreach_norm, foreach_sub
 from .probe import AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
@@ -230,7 +231,7 @@ class StreamGradient(Probe):
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.stack(torch._foreach_norm(tensors)).float().norm()  # type: ignore[arg-type]
+    return torch.stack(list(foreach_norm(tensors))).float().norm()
 
 
 class ParameterGradient(Probe):
@@ -291,7 +292,7 @@ class UpdateRatio(Probe):
         for block in frame.blocks:
             pairs = [(p.detach(), frame.before[p]) for p in block.module.parameters() if p in frame.before]
             if pairs:
-                moved = torch._foreach_sub([now for now, _ in pairs], [old for _, old in pairs])
+                moved = foreach_sub([now for now, _ in pairs], [old for _, old in pairs])
                 sites[block.name] = _norm(list(moved)) / (_norm([old for _, old in pairs]) + 1e-30)
         return {"update_ratio": sites}
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import __version__, sites
+from .._torch import graph_task_id, uncompiled
 from ..errors import unknown
 from ..placements import Pending, Residual
 from ..runs import Writer, encode
@@ -112,8 +113,9 @@ class Watch:
             if probe.on not in PLACES:
                 raise ValueError(unknown("place of a probe", probe.on, PLACES))
         self.outer = model
-        self.compiled = getattr(model, "_orig_mod", None) is not None
-        self.inner = inner = getattr(model, "_orig_mod", model)  # with DistributedDataParallel, which sums gradients
+        behind = uncompiled(model)
+        self.compiled = behind is not None
+        self.inner = inner = model if behind is None else behind  # with DistributedDataParallel, which sums gradients
         self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
         self.scaler = scaler
         self.trace = trace
@@ -224,7 +226,7 @@ class Watch:
             ]
 
     def _recomputing(self) -> bool:
-        return torch._C._current_graph_task_id() != -1
+        return graph_task_id() != -1
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._pulse = {}

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..diagnosis import FEW
+from ..errors import require
 from ..intervals import MOST_SEEDS
 from ..runs import replace_file
 from . import views
@@ -21,6 +22,7 @@ from .words import both, known
 
 SCALE = ("#fee838", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e")  # cividis
 AT_ONCE = 8  # cells drawn before the reader picks others
+NEEDS = ("jinja2", "plotly")
 
 
 def write(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -33,11 +35,9 @@ def write(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def render(view: Data) -> str:
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError("a page needs jinja2 and plotly: pip install 'normlab[lab]'") from error
+    require("a page", "lab", *NEEDS)
+    from jinja2 import Environment, StrictUndefined
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
