@@ -435,6 +435,8 @@ NB_MODULE(_native, m) {
         if (!isa->supported()) throw std::invalid_argument("this machine has no " + name);
         chosen = isa;
     });
+    m.def("use_huge_pages", [](bool wanted) { huge_pages = wanted; }, "ask for huge pages under large outputs, or not");
+    m.def("huge_pages", [] { return huge_pages; }, "are huge pages asked for?");
 #ifdef _OPENMP
     m.attr("openmp") = true;
 #else
