@@ -50,7 +50,7 @@ def test_strange_inputs_for_twenty_minutes(tmp_path):
 
 @pytest.fixture(scope="module")
 def drilled(tmp_path_factory):
-    return fuzz(tmp_path_factory.mktemp("drill"), "--drill", "--seconds", 24)[0]
+    return fuzz(tmp_path_factory.mktemp("drill"), "--drill")[0]
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)

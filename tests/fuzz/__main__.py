@@ -34,7 +34,7 @@ def main() -> int:
         print("\n".join(found) or "nothing found")
         return 1 if found else 0
     if args.drill:
-        found = runner.drill(args.seconds)
+        found = runner.drill(args.most or 2000)
         for name, what in found.items():
             print(f"{'found ' if what else 'MISSED'} {name}: {what}")
         if args.json:

@@ -333,17 +333,24 @@ def _draw_twists(plan: Plan, r: random.Random) -> None:
         plan.twists.append((name, role))
 
 
+SOME_VALUES = (  # twists of a tensor that has any
+    "expanded", "overlapping", "storage resized to nothing", "later: storage resized to nothing",
+    "upstream gradient without storage", "wrong size",
+)  # fmt: skip
+
+
 def _possible(plan: Plan, name: str, twist: Twist, role: str, differentiated: bool) -> bool:
     shape = plan.roles[role][1] if role else plan.shape
     if role == "mask" and plan.lengths:
         return name == "wrong size"
-    if name in ("expanded", "overlapping", "storage resized to nothing", "later: storage resized to nothing",
-                "upstream gradient without storage", "wrong size"):  # fmt: skip
-        if role != "mask" or name != "wrong size":
-            return bool(shape) and prod(shape) > 0
+    if name in SOME_VALUES and not (role == "mask" and name == "wrong size"):
+        return bool(shape) and prod(shape) > 0
+    if name == "made in inference mode" and role in plan.written:
+        return False  # torch writes first and raises then
     if name == "imaginary part of a conjugate":
         return plan.dtypes.get(role, plan.dtype) in (torch.float32, torch.float64)
-    if {name, *(n for n, _ in plan.twists)} >= {"subclass", "saved: wrapper subclass"}:
+    together = {name, *(n for n, _ in plan.twists)}
+    if "subclass" in together and any("wrapper subclass" in n for n in together):
         return False  # torch cannot make one of the other
     if name in ("no tensor", "wrong dtype") and role == "branch":
         return name == "wrong dtype"

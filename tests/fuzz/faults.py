@@ -110,7 +110,7 @@ def hang() -> None:
 
 def leak() -> None:
     kept: list[bytes] = []
-    _wrap(judge, "values", lambda before, plan: (kept.append(b"x" * (4 << 20)), before(plan))[1])
+    _wrap(judge, "judge", lambda before, plan: kept.append(b"x" * (4 << 20)) or [])
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Fault:
 
 
 FAULTS = {
-    "wrong stride": Fault(wrong_stride, "wrong", "other bits", "rows apart|gaps"),
-    "mask dropped": Fault(mask_dropped, "wrong", "y is", "mask|lengths"),
+    "wrong stride": Fault(wrong_stride, "wrong", "other bits", r"\| x rows apart \|"),
+    "mask dropped": Fault(mask_dropped, "wrong", "y is", ", (mask|lengths), .*no twist"),
     "negative bit ignored": Fault(negative_bit_ignored, "wrong", "y has other bits", "x (negative bit|imaginary)"),
     "gradient off by a percent": Fault(gradient_off_by_a_percent, "wrong", "dx is", "no twist"),
     "input written to": Fault(input_written_to, "wrong", "memory of x was written to"),

@@ -11,6 +11,7 @@ import random
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 MARGIN = 32  # values around a tensor on the heap
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -120,13 +121,11 @@ class Wrapped(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        open_ = lambda t: t.inner if isinstance(t, cls) else t  # noqa: E731
-        result = function(
-            *torch.utils._pytree.tree_map(open_, args), **torch.utils._pytree.tree_map(open_, kwargs or {})
-        )
-        if function._schema.is_mutable:
-            return args[0]
-        return torch.utils._pytree.tree_map(lambda t: cls(t) if isinstance(t, Tensor) else t, result)
+        own = {id(t.inner): t for t in tree_leaves((args, kwargs)) if isinstance(t, cls)}
+        args, kwargs = tree_map(lambda t: t.inner if isinstance(t, cls) else t, (args, kwargs or {}))
+        result = function(*args, **kwargs)
+        # an op in place hands back what it was given
+        return tree_map(lambda t: own[id(t)] if id(t) in own else cls(t) if isinstance(t, Tensor) else t, result)
 
 
 class Named(torch.Tensor):

@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import faults
+from . import faults, judge
 from .cases import draw
-from .judge import judge
 
 GROWTH = 200  # MB a child may grow by after its first cases: small tensors, thousands of cases
 WARM_UP = 500  # cases until then
@@ -97,11 +96,11 @@ def _warm_up() -> None:
     warnings.simplefilter("ignore")
     plans = (draw(seed) for seed in range(10**9, 10**9 + 10**6))
     for plan in itertools.islice((p for p in plans if not p.twists and p.threads == 1), 5):
-        judge(plan)
+        judge.judge(plan)
 
 
-def drill(seconds: float) -> dict[str, str]:
-    """Each fault of the table, put in: the finding it made, or nothing."""
+def drill(most: int) -> dict[str, str]:
+    """Each fault of the table, put in, for so many cases at most: the finding it made, or nothing."""
     found = {}
     for name, fault in faults.FAULTS.items():
 
@@ -110,7 +109,7 @@ def drill(seconds: float) -> dict[str, str]:
                 f.kind == fault.kind and bool(re.search(fault.words, f.what)) and bool(re.search(fault.twist, f.case))
             )
 
-        summary = run(0, seconds, patience=seconds / 8, fault=name, enough=fits)
+        summary = run(0, 600, most, patience=5, fault=name, enough=fits)
         found[name] = next((f"case {f.seed}: {f.what}" for f in summary.findings if fits(f)), "")
     return found
 
@@ -222,6 +221,6 @@ def _work(seed: int, end: int | None, until: float, shared: Any, writer: int, st
 
 def _judged(seed: int) -> list[str]:
     try:
-        return judge(draw(seed))
+        return judge.judge(draw(seed))
     except Exception as error:  # of the fuzz itself: it must not hide behind a green run
         return [f"the fuzz failed: {''.join(traceback.format_exception(error))[-600:]}"]
