@@ -141,16 +141,16 @@ residual_norm = direct_apply(ResidualNorm)
 
 
 def residual_reference(
-    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
+    row_norm: Callable[..., Tensor], x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
     gain: str, round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y and the new stream by the reference formulas; padding is zero in both."""
+    """y and the new stream by the formulas (``row_norm``: those of the norm); padding is zero in both."""
     width = x.shape[-1]
     keep = reference.keep_mask(seed, x.numel() // width, width, drop).to(x.device) if drop > 0 else None
     stream = reference.residual(x, branch, alpha, keep, drop)
     if mask is not None:
         stream = torch.where(mask.unsqueeze(-1), stream, 0)
-    y = reference.row_norm(
+    y = row_norm(
         stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first
     )
     return y, stream

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from . import eager, graph, kernels, reference
+from . import devices, eager, graph, kernels, reference
 from ._torch import LEVEL, are_transforms_active, dispatch_depth, forward_mode, graph_task_id, in_transform
 from .errors import TransformUnsupported, unknown
 from .kernels import cpu
@@ -32,13 +32,13 @@ SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float
 
 
 def _route(op: str, x: Tensor) -> str:
-    """ "eager", "graph" or "reference"."""
+    """ "eager", "graph", "torch" (another device) or "reference"."""
     if type(x) not in PLAIN or not kernels.choose_native(x):
         if not isinstance(x, Tensor):
             return "reference"  # the checks will say so
         kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
-        if kernel == "reference":
-            return "reference"
+        if kernel != "cpu":
+            return kernel
         return "reference" if in_transform() and not is_compiling() else "graph"
     if is_compiling():
         return "graph"
@@ -52,7 +52,7 @@ def _route_with(op: str, x: Tensor, *others: Tensor | None) -> str:
     and parameters may have a dtype (8 bits) that no kernel knows."""
     route = _route(op, x)
     for t in others:
-        if t is None or route == "reference":
+        if t is None or route in ("reference", "torch"):
             continue
         if t.dtype not in cpu.CODES and t.dtype is not torch.bool:
             kernel, _ = kernels.choose(op, t.device.type, t.dtype, t.shape, kernels.current_request(), cpu.missing)
@@ -213,14 +213,15 @@ def _row_norm_checked(
     if k > 1:
         x = (x if x.is_contiguous() else cpu.contiguous(x)).flatten(-k)
     route = _route_with(op, x, weight, bias, mask)
-    if route != "reference":
+    if route in ("eager", "graph"):
         weight, bias = _of_one_dtype(weight, bias)
     if route == "eager":
         y = eager.row_norm(x, weight, bias, mask, (mode, eps, width, partial, offset, round_before_gain))
     elif route == "graph":
         y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
-        y = reference.row_norm(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        y = formula(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
                                gain=eager.GAINS[offset], round_before_gain=round_before_gain)  # fmt: skip
     return y.unflatten(-1, shape) if k > 1 else y
 
@@ -333,8 +334,9 @@ def residual_norm(
                                            round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
         return (y, stream) if return_stream else y
     seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
-    if route == "reference":
-        both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+    if route in ("torch", "reference"):
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
                                         drop, seed)  # fmt: skip
     else:
         both = run_eager(rows_mask, seed)
@@ -366,7 +368,7 @@ def _check_residual(
     _check_parameter(op, "bias", bias, width)
     rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     route = _route_with(op, x, branch, weight, bias, rows_mask)
-    if route != "reference":
+    if route in ("eager", "graph"):
         weight, bias = _of_one_dtype(weight, bias)
     return route, rows_mask, weight, bias
 
@@ -415,13 +417,19 @@ def column_norm(
     ):
         _check_channel_parameters(op, x.shape[channel], weight, bias)
         route = _route_with(op, x, weight, bias, mask)
-    if weight is not None and bias is not None and weight.dtype is not bias.dtype and route != "reference":
+    if weight is not None and bias is not None and weight.dtype is not bias.dtype and route in ("eager", "graph"):
         _check_channel_parameters(op, x.shape[channel], weight, bias)
         route = _route_with(op, x, weight, bias, mask)
-        if route != "reference":
+        if route in ("eager", "graph"):
             weight, bias = _of_one_dtype(weight, bias)
     move = running is not None and not recomputing()
     facts = (eps, offset, centered, channel, groups, pooled)
+    if route == "torch":
+        theirs = _by_torch(
+            x, weight, bias, mask, facts, gain, statistics, running if move else None, group, want_statistics
+        )
+        if theirs is not None:
+            return theirs, None
     if route == "eager":
         given = None
         if statistics is not None:
@@ -460,6 +468,19 @@ def column_norm(
         with torch.no_grad():
             update_running(running[0], running[1], found[0][0], found[1][0], found[2][0], running[2])
     return y, found
+
+
+def _by_torch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...], gain: str,
+    statistics: tuple[Tensor, Tensor] | None, running: Any, group: Any, want_statistics: bool,
+) -> Tensor | None:  # fmt: skip
+    """y by torch's own kernels on another device, or None where they do not do this."""
+    eps, _, centered, channel, groups, pooled = facts
+    odd = mask is not None or group is not None or want_statistics or not centered or x.numel() == 0
+    if odd or (running is not None and isinstance(running[2], Tensor)):
+        return None
+    return devices.column_norm(x, weight, bias, eps=eps, groups=groups, pooled=pooled, channel=channel, gain=gain,
+                               statistics=statistics, running=running)  # fmt: skip
 
 
 def _check_channel_parameters(op: str, channels: int, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -584,7 +605,7 @@ def _update_running(
     enough = count >= 2
     if isinstance(factor, Tensor):  # the plain average: factor is the number of batches taken in so far
         factor.add_(enough)
-        factor = 1.0 / factor.clamp(min=1).double()
+        factor = 1.0 / factor.clamp(min=1).to(mean.dtype)
     for running, value in ((running_mean, mean), (running_var, var * (count / (count - 1).clamp(min=1)))):
         if running is not None:
             moved = (running + factor * (value - running)).to(running.dtype)
@@ -715,7 +736,7 @@ def power_norm(
         return column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                             centered=False, statistics=statistics)[0]  # fmt: skip
     route = _route_with(op, x, weight, bias, real)
-    if route != "reference":
+    if route in ("eager", "graph"):
         weight, bias = _of_one_dtype(weight, bias)
     warmup = warmup_steps if running else 2**62
     again = recomputing()
@@ -747,7 +768,7 @@ def power_norm(
         return y
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
-        share = torch.where(step < warmup, 1.0 / (step + 1).double(), 1.0 - alpha_forward).to(running_psi2.dtype)
+        share = torch.where(step < warmup, 1.0 / (step + 1).to(batch.dtype), 1.0 - alpha_forward).to(running_psi2.dtype)
         moved = running_psi2 + share * (batch.flatten().to(running_psi2.dtype) - running_psi2)
         running_psi2.copy_(torch.where(count > 0, moved, running_psi2))
         step.add_((count > 0).any())  # a batch without a real cell is no batch
@@ -769,7 +790,7 @@ def _pointwise(
         _check_parameter(op, name, p, size or x.shape[-1])
     real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     route = _route_with(op, x, alpha, shift, weight, bias, real)
-    if route == "reference":
+    if route in ("torch", "reference"):
         return reference.pointwise(x, alpha, shift, weight, bias, real, form="tanh" if op == "dyt" else "erf")
     alpha, shift, weight, bias = _of_one_dtype(alpha, dense(shift), dense(weight), dense(bias))  # type: ignore[assignment]
     if route == "graph":

@@ -240,7 +240,9 @@ _SWEEP = record({"axes": _axes}, {
     "baseline": maybe(table_of(anything)), "refused": _REFUSED,
 })  # fmt: skip
 _COUNTS = each("n trained untrained collapsed diverged failed", maybe(whole))
-_DIFFERENCE = record({}, {**each("mean low high p p_holm", figure), **each("n seeds_needed", maybe(whole)), "decided": maybe(flag)})
+_DIFFERENCE = record(
+    {}, {**each("mean low high p p_holm", figure), **each("n seeds_needed", maybe(whole)), "decided": maybe(flag)}
+)
 _CELL = record({"cell": text}, {
     "axes": maybe(table_of(anything)), "rank": maybe(whole),
     "rates": maybe(list_of(record({"lr": number}, {**_COUNTS, **each("mean low high", figure)}))),
