@@ -346,8 +346,8 @@ def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
     groups = {TWISTS[n].group for n in together}
     if role == "mask" and plan.lengths:
         return name == "wrong size" and plan.shape[0] > 0
-    if name in SOME_VALUES and not (role == "mask" and name == "wrong size"):
-        return bool(shape) and prod(shape) > 0 and not (role == "grad_stream" and "storage" in name)
+    if name in SOME_VALUES and not (role == "mask" and name == "wrong size") and not (shape and prod(shape)):
+        return False
     if name == "imaginary part of a conjugate" and plan.dtypes.get(role, plan.dtype) not in FLOATS[:2]:
         return False
     if any(TWISTS[n].group == "bits" for n in own) and own & {"no floating dtype", "wrong size"}:
@@ -360,8 +360,8 @@ def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
         # torch's own ops, between ours in these variants, take what a hook hands back without a check
         if twist.expect == EITHER and ("renorm" in plan.options or "group_scaling" in plan.options):
             return False
-    if name.startswith("later: data") or name == "later: other values in data":
-        return role in plan.needs and prod(shape) > 0
+    if "data" in name and twist.group == "later" and (role not in plan.needs or not prod(shape)):
+        return False
     return not (
         (name == "made in inference mode" and role in plan.written)  # torch writes first and raises then
         or (
@@ -372,4 +372,5 @@ def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
         # ops of torch's own, which do not look for storage either
         or (name == "upstream gradient without storage" and role == "grad_stream")
         or {"upstream gradient without storage", "second derivative"} <= together
+        or {"later: data of another dtype", "second derivative"} <= together
     )
