@@ -65,7 +65,7 @@ fuzz: setup
 # with the sanitizer: its runtime is loaded first, and what torch does with memory of its own is none of our business.
 ASAN := build/asan
 ASAN_RUN := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
-	ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:handle_segv=0 $(ASAN)/env/bin/python
+	ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:handle_segv=0:quarantine_size_mb=16 $(ASAN)/env/bin/python
 asan: setup
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ASAN)/site . -C build-dir=$(ASAN)/build \
 		-C cmake.build-type=None -C install.strip=false -C cmake.define.NORMLAB_SANITIZE=ON

@@ -6,3 +6,8 @@ that a crash is a finding with a number and not the end. By hand:
 
     PYTHONPATH=tests python -m fuzz --seconds 60        PYTHONPATH=tests python -m fuzz --case 4711
 """
+
+import os
+
+# read when torch loads OpenMP: threads of cases that wait would otherwise spin, with more of them than cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

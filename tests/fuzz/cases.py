@@ -46,7 +46,8 @@ TWISTS = {
     "bytes other than 0 and 1": Twist(SAME, (MASK,), "bits"),
     # what kind of tensor it is
     "subclass": Twist(CLOSE, READ, "class"),
-    "wrapper subclass": Twist(CLOSE, READ, "class"),
+    "wrapper subclass": Twist(CLOSE, (INPUT, PARAMETER, MASK, RUNNING), "class"),
+    "upstream gradient a wrapper subclass": Twist(EITHER, (GRAD,), "class"),
     "tensor of no memory, all zero": Twist(EITHER, (INPUT, PARAMETER, RUNNING, GRAD), "class"),
     "made in inference mode": Twist(EITHER, (INPUT, PARAMETER, MASK, RUNNING), "class"),
     "sparse": Twist(EITHER, (INPUT, PARAMETER, MASK), "class"),
@@ -63,7 +64,7 @@ TWISTS = {
     "saved: gaps": Twist(SAME, group="saved"),
     "saved: permuted": Twist(CLOSE, group="saved"),
     "saved: negative bit": Twist(CLOSE, group="saved"),
-    "saved: wrapper subclass": Twist(CLOSE, group="saved"),
+    "saved: wrapper subclass": Twist(EITHER, group="saved"),
     "saved: one value less": Twist(EITHER, group="saved"),
     "saved: first value alone": Twist(EITHER, group="saved"),
     "saved: twice as long": Twist(EITHER, group="saved"),
@@ -99,7 +100,7 @@ def expected(plan: Plan) -> str:
         expect = TWISTS[name].expect
         if name == "permuted" and role in ("x", "grad") and plan.family == "column":
             expect = CLOSE
-        if name == "expanded" and role in plan.written:
+        if name == "expanded" and role in plan.written and prod(plan.roles[role][1]) > 1:
             expect = REFUSED
         found.append(expect)
     return max(found, key=_ORDER.index)
@@ -311,7 +312,6 @@ def _draw_roles(plan: Plan, r: random.Random) -> None:
 
 def _draw_twists(plan: Plan, r: random.Random) -> None:
     taken: set[tuple[str, str]] = set()
-    differentiated = bool(plan.needs)
     for _ in range(r.choices((0, 1, 2, 3), (10, 50, 25, 15))[0]):
         name = r.choice(tuple(TWISTS))
         twist = TWISTS[name]
@@ -323,7 +323,7 @@ def _draw_twists(plan: Plan, r: random.Random) -> None:
                 continue
             kind = r.choice(sorted(present))
             role = r.choice([x for x, (k, _) in plan.roles.items() if k == kind])
-        if not _possible(plan, name, twist, role, differentiated):
+        if not _possible(plan, name, twist, role):
             continue
         where = (twist.group, role if twist.group in ("layout", "bits", "class") else "")
         wrong = twist.expect in (EITHER, REFUSED, ANY)
@@ -339,29 +339,38 @@ SOME_VALUES = (  # twists of a tensor that has any
 )  # fmt: skip
 
 
-def _possible(plan: Plan, name: str, twist: Twist, role: str, differentiated: bool) -> bool:
+def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
     shape = plan.roles[role][1] if role else plan.shape
-    if role == "mask" and plan.lengths:
-        return name == "wrong size"
-    if name in SOME_VALUES and not (role == "mask" and name == "wrong size"):
-        return bool(shape) and prod(shape) > 0
-    if name == "made in inference mode" and role in plan.written:
-        return False  # torch writes first and raises then
-    if name == "imaginary part of a conjugate":
-        return plan.dtypes.get(role, plan.dtype) in (torch.float32, torch.float64)
     together = {name, *(n for n, _ in plan.twists)}
-    if "subclass" in together and any("wrapper subclass" in n for n in together):
-        return False  # torch cannot make one of the other
-    if name in ("no tensor", "wrong dtype") and role == "branch":
-        return name == "wrong dtype"
+    own = {name, *(n for n, owner in plan.twists if owner == role)}
+    groups = {TWISTS[n].group for n in together}
+    if role == "mask" and plan.lengths:
+        return name == "wrong size" and plan.shape[0] > 0
+    if name in SOME_VALUES and not (role == "mask" and name == "wrong size") and not (shape and prod(shape)):
+        return False
+    if name == "imaginary part of a conjugate" and plan.dtypes.get(role, plan.dtype) not in FLOATS[:2]:
+        return False
+    if any(TWISTS[n].group == "bits" for n in own) and own & {"no floating dtype", "wrong size"}:
+        return False
+    if name in ("without gradients", "inference mode"):
+        return not groups & {"saved", "later"}
     if twist.group in ("saved", "later") or name in ("second derivative", "backward twice"):
-        if not differentiated or plan.has("without gradients") or plan.has("inference mode"):
+        if not plan.needs or plan.has("without gradients") or plan.has("inference mode"):
             return False
         # torch's own ops, between ours in these variants, take what a hook hands back without a check
         if twist.expect == EITHER and ("renorm" in plan.options or "group_scaling" in plan.options):
             return False
-    if name in ("without gradients", "inference mode"):
-        return not any(TWISTS[n].group in ("saved", "later") for n, _ in plan.twists)
-    if name.startswith("later: data") or name == "later: other values in data":
-        return role in plan.needs and prod(shape) > 0
-    return True
+    if "data" in name and twist.group == "later" and (role not in plan.needs or not prod(shape)):
+        return False
+    return not (
+        (name == "made in inference mode" and role in plan.written)  # torch writes first and raises then
+        or (
+            "subclass" in together and any("wrapper subclass" in n for n in together)
+        )  # one cannot be made of the other
+        or ({"saved", "later"} <= groups and "later: freed" not in together)  # with hooks nobody notices changes
+        or (name in ("no tensor", "wrong dtype") and role == "branch")
+        # ops of torch's own, which do not look for storage either
+        or (name == "upstream gradient without storage" and role == "grad_stream")
+        or {"upstream gradient without storage", "second derivative"} <= together
+        or {"later: data of another dtype", "second derivative"} <= together
+    )

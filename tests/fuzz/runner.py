@@ -31,6 +31,7 @@ from . import faults, judge
 from .cases import draw
 
 GROWTH = 200  # MB a child may grow by after its first cases: small tensors, thousands of cases
+NOT_INSTALLED = 3  # exit code
 WARM_UP = 500  # cases until then
 
 
@@ -76,6 +77,8 @@ def run(
             child = Child(seed, end, started + seconds, Path(folder) / "stack", fault)
             summary.findings += child.watch(patience, enough)
             summary.cases += child.done
+            if child.ending == f"exit {NOT_INSTALLED}":
+                raise RuntimeError(f"the fault {fault!r} does not fit the code any more")
             if child.ending:
                 what = child.ending
                 again = Child(child.seed, child.seed + 1, time.monotonic() + patience, Path(folder) / "again", fault)
@@ -193,7 +196,11 @@ def _work(seed: int, end: int | None, until: float, shared: Any, writer: int, st
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     if fault:
-        faults.FAULTS[fault].install()
+        try:
+            faults.FAULTS[fault].install()
+        except Exception:
+            traceback.print_exc()
+            os._exit(NOT_INSTALLED)
 
     def report(finding: Finding) -> None:
         os.write(writer, (json.dumps(asdict(finding)) + "\n").encode())
