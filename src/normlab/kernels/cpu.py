@@ -70,8 +70,10 @@ class _Describing:
     def __init__(self, extension: Any) -> None:
         self._extension = extension
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         function = getattr(self._extension, name)
+        if not callable(function):
+            return function
         if name.startswith("fits"):
 
             def fits(*args: Any) -> bool:
