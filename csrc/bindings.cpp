@@ -66,7 +66,7 @@ struct Parameters {
 // float64 values in a tensor of `size`, or null.
 double* doubles_in(const char* name, Object h, int64_t size) {
     if (h.is_none()) return nullptr;
-    const Seen s = tensors.write(name, h.ptr());
+    const Seen s = tensors.read(name, h.ptr());  // statistics may come back from a hook on saved tensors
     if (s.dtype != DType::f64) s.refuse("is not float64");
     return (double*)dense_values(s, size).data;
 }

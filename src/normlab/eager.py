@@ -32,7 +32,7 @@ def replay(
     through this formula counts here.
     """
     with torch.enable_grad():
-        aliases = [None if t is None else t.view_as(t) for t in inputs]
+        aliases = [None if t is None else cpu.with_memory(t).view_as(t) for t in inputs]
         wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
         found = iter(torch.autograd.grad(formula(*aliases), wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
@@ -42,14 +42,21 @@ def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
     return torch.empty_like(t) if wanted and t is not None else None
 
 
+def _dtype_of(weight: Tensor | None, bias: Tensor | None) -> torch.dtype | None:
+    """Of both, where there are both: they come in one."""
+    return weight.dtype if weight is not None else bias.dtype if bias is not None else None
+
+
 def _parameter_gradients(
-    weight: Tensor | None, bias_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
+    weight: Tensor | None, parameter_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Places for the gradients of gain and bias, whose dtypes are the same where there are both."""
+    if weight is not None and weight.dtype is not parameter_dtype:
+        raise cpu.changed(f"the weight is {weight.dtype} instead of {parameter_dtype}")
     dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
     if not need_bias:
         return dweight, None
-    return dweight, torch.empty(size, dtype=bias_dtype, device="cpu") if weight is None else empty_like(weight)
+    return dweight, torch.empty(size, dtype=parameter_dtype, device="cpu") if weight is None else empty_like(weight)
 
 
 class RowNorm(Function):
@@ -62,25 +69,27 @@ class RowNorm(Function):
         y, statistics = cpu.row_forward(x, weight, bias, mask, None, facts)
         ctx.save_for_backward(x, weight, mask)
         # The statistics are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
-        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
+        ctx.kept = (facts, statistics, _dtype_of(weight, bias))
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask = ctx.saved_tensors
-        facts, statistics, bias_dtype = ctx.kept
+        facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled():
             mode, eps, _, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(x.shape[-1], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = (
+                torch.zeros(x.shape[-1], dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
+            )
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, x.shape[-1], need_weight, need_bias)
+        dweight, dbias = _parameter_gradients(weight, parameter_dtype, x.shape[-1], need_weight, need_bias)
         dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, facts)
         return dx, dweight, dbias, None, None
 
@@ -99,17 +108,17 @@ class ResidualNorm(Function):
                 facts: tuple[Any, ...]) -> tuple[Tensor, Tensor]:  # fmt: skip
         y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, facts)
         ctx.save_for_backward(stream, weight, mask)
-        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
+        ctx.kept = (facts, statistics, _dtype_of(weight, bias))
         ctx.set_materialize_grads(False)
         return y, stream
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         stream, weight, mask = ctx.saved_tensors
-        facts, statistics, bias_dtype = ctx.kept
+        facts, statistics, parameter_dtype = ctx.kept
         _, _, need_weight, need_bias, _, _ = ctx.needs_input_grad
         if grad is not None and not is_grad_enabled():
-            dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
+            dweight, dbias = _parameter_gradients(weight, parameter_dtype, stream.shape[-1], need_weight, need_bias)
             dx, dbranch = cpu.residual_backward(
                 grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts
             )
@@ -117,7 +126,7 @@ class ResidualNorm(Function):
         mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
         whole, of_weight, of_bias = grad_stream, None, None
         if grad is not None:
-            bias = torch.zeros(width, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = torch.zeros(width, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(stream, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=width,
@@ -185,6 +194,12 @@ class ColumnNorm(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
                 given: Tensor | None, facts: tuple[Any, ...], more: tuple[Any, ...]) -> Any:  # fmt: skip
         running, group, want_statistics = more
+        if (
+            running is not None
+            and any(ctx.needs_input_grad)
+            and (x.is_inference() or (weight is not None and weight.is_inference()))
+        ):
+            raise RuntimeError("tensors made in inference mode cannot be saved for backward: clone them outside of it")
         known = given is not None
         synced = group is not None and not known
         statistics = given
@@ -197,7 +212,7 @@ class ColumnNorm(Function):
         y, kept = cpu.column_forward(x, weight, bias, mask, statistics, known or synced, facts, running=running)
         ctx.save_for_backward(x, weight, mask, statistics)
         # Statistics nobody else sees are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
-        ctx.kept = (facts, known, kept, group, None if bias is None else bias.dtype)
+        ctx.kept = (facts, known, kept, group, _dtype_of(weight, bias))
         if not want_statistics:
             return y
         ctx.mark_non_differentiable(statistics)
@@ -206,7 +221,7 @@ class ColumnNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask, statistics = ctx.saved_tensors
-        facts, known, kept, group, bias_dtype = ctx.kept
+        facts, known, kept, group, parameter_dtype = ctx.kept
         synced = group is not None and not known
         _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
         channels = cpu.channels_of(x, facts[3])
@@ -218,7 +233,7 @@ class ColumnNorm(Function):
             eps, offset, centered, channel, groups, pooled = facts
             given = cpu.split_statistics(statistics, x, facts)[:2] if known else None
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(channels, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = torch.zeros(channels, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
@@ -226,7 +241,7 @@ class ColumnNorm(Function):
                                              statistics=given)[0]  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None, None)
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, channels, need_weight, need_bias)
+        dweight, dbias = _parameter_gradients(weight, parameter_dtype, channels, need_weight, need_bias)
         if synced:
             dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, facts)
         else:

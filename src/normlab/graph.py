@@ -27,6 +27,15 @@ def _none_if_empty(t: Tensor, wanted: bool) -> Maybe:
     return t if wanted else None
 
 
+def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The saved tensors, on the device they were on: on a mixture torch would run an op's fake and return what memory held."""
+    found = ctx.saved_tensors
+    for t in found:
+        if t is not None and t.device != grad.device:
+            raise cpu.changed(f"a saved tensor is on {t.device} instead of {grad.device}")
+    return found
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -82,7 +91,7 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _row_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    x, weight, mask, statistics = ctx.saved_tensors
+    x, weight, mask, statistics = _saved(ctx, grad)
     wanted = [shape is not None for shape in ctx.shapes]
     dx, dweight, dbias = row_norm_backward(grad, x, weight, mask, statistics, *ctx.facts, wanted, ctx.parameter_dtype)
     return (
@@ -158,7 +167,7 @@ def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _residual_backward(ctx: Any, grad: Tensor, grad_stream: Tensor, _: Any) -> tuple[Any, ...]:
-    stream, weight, mask, statistics, seed = ctx.saved_tensors
+    stream, weight, mask, statistics, seed = _saved(ctx, grad)
     dx, dbranch, dweight, dbias = residual_norm_backward(
         grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, seed, ctx.wanted, ctx.parameter_dtype
     )
@@ -238,7 +247,7 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _column_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mask, mean, square, count = ctx.saved_tensors
+    x, weight, mask, mean, square, count = _saved(ctx, grad)
     dx, dweight, dbias = column_norm_backward(
         grad, x, weight, mask, mean, square, count, *ctx.facts, ctx.wanted, ctx.parameter_dtype
     )
@@ -296,7 +305,7 @@ def _power_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 
 def _power_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mask, batch, used, count, warm = ctx.saved_tensors
+    x, weight, mask, batch, used, count, warm = _saved(ctx, grad)
     dx, sums = power_norm_backward(grad, x, weight, mask, batch, used, count, warm, ctx.nu, *ctx.facts)
     dweight = None if ctx.dtypes[0] is None else sums[1].to(ctx.dtypes[0])
     dbias = None if ctx.dtypes[1] is None else sums[0].to(ctx.dtypes[1])
@@ -352,7 +361,7 @@ def _pointwise_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _pointwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, alpha, shift, weight, mask = ctx.saved_tensors
+    x, alpha, shift, weight, mask = _saved(ctx, grad)
     wanted = [s is not None for s in ctx.shapes]
     dx, *rest = pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, wanted)
     return dx, *(None if s is None else t.view(s) for t, s in zip(rest, ctx.shapes, strict=True)), None, None

@@ -18,7 +18,15 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
 from . import devices, eager, graph, kernels, reference
-from ._torch import LEVEL, are_transforms_active, dispatch_depth, forward_mode, graph_task_id, in_transform
+from ._torch import (
+    LEVEL,
+    are_transforms_active,
+    dispatch_depth,
+    forward_mode,
+    graph_task_id,
+    in_transform,
+    is_zero_tensor,
+)
 from .errors import TransformUnsupported, unknown
 from .kernels import cpu
 from .kernels.cpu import PLAIN, Unfit
@@ -116,7 +124,7 @@ def _of_one_dtype(*parameters: Tensor | None) -> tuple[Tensor | None, ...]:
     if len(dtypes) < 2:
         return parameters
     wide = functools.reduce(torch.promote_types, dtypes)
-    return tuple(None if p is None else p.to(wide) for p in parameters)
+    return tuple(None if p is None else cpu.with_memory(p).to(wide) for p in parameters)
 
 
 def as_mask(
@@ -278,6 +286,7 @@ def scale_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
+    check_floating("scale_norm", x)
     return row_norm(
         "scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths
     )
@@ -323,17 +332,19 @@ def residual_norm(
     if mask is None and lengths is None and _route(op, x) == "eager" and x.dim() > 0:
         try:
             if drop == 0 or cpu.native.fits_residual(x, branch, weight, bias):
-                both = run_eager(None, int(torch.randint(0, 2**62, ())) if drop > 0 else 0)
+                both = run_eager(None, int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0)
                 return both if return_stream else both[0]
         except Unfit:
             pass
     route, rows_mask, weight, bias = _check_residual(op, x, branch, weight, bias, mask, lengths)
     if route == "graph":
-        seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
+        seed_tensor = (
+            torch.randint(0, 2**62, (), device="cpu") if drop > 0 else torch.zeros((), dtype=torch.int64, device="cpu")
+        )
         y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
                                            round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
         return (y, stream) if return_stream else y
-    seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
+    seed = int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0
     if route in ("torch", "reference"):
         formula = devices.row_norm if route == "torch" else reference.row_norm
         both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
@@ -433,7 +444,9 @@ def column_norm(
     if route == "eager":
         given = None
         if statistics is not None:
-            given = torch.cat([*(s.double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)])
+            given = torch.cat(
+                [*(cpu.with_memory(s).double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)]
+            )
         # Done below: an update by a factor that is a tensor (plain average), of synced or of unusual statistics.
         inside = (
             running is not None
@@ -492,6 +505,9 @@ def check_running(op: str, channels: int, mean: Tensor | None, variance: Tensor 
     """Before anything is computed: running statistics that cannot be moved."""
     for name, t in (("running_mean", mean), ("running_var", variance)):
         _check_parameter(op, name, t, channels)
+        cpu.with_memory(t)
+        if t is not None and is_zero_tensor(t):
+            raise ValueError(f"{op}: {name} is zeros without memory, which cannot be moved; give it its own: .clone()")
         if t is not None and any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True)):
             raise ValueError(
                 f"{op}: {name} is expanded, so that its {channels} values share memory; give it its own: .clone()"
@@ -729,6 +745,8 @@ def power_norm(
     channel = _check_columns(op, x, channel_dim, weight, bias, running_psi2=running_psi2, nu=nu)
     real = as_mask(op, x, positions(x, channel), mask, lengths)
     check_eps(eps)
+    for t in (running_psi2, nu, step):
+        cpu.with_memory(t)
     weight, bias = dense(weight), dense(bias)
     channels = x.shape[channel]
     if not training:

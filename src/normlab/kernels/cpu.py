@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -96,9 +96,14 @@ def contiguous(t: Tensor) -> Tensor:
     """t.contiguous(), but not of a tensor without memory: torch would read at no address."""
     if t.is_contiguous():
         return t
+    return with_memory(t).contiguous()
+
+
+def with_memory(t: Any) -> Any:
+    """t itself (a tensor or None), for torch's operators to read, which trust the memory behind a tensor."""
     if type(t) in PLAIN and t.is_cpu and t.layout is torch.strided and t.numel() and not is_zero_tensor(t):
         _require_memory(t)
-    return t.contiguous()
+    return t
 
 
 def _require_memory(t: Tensor) -> None:
@@ -107,9 +112,9 @@ def _require_memory(t: Tensor) -> None:
 
 
 def readable(t: Any) -> Any:
-    """t (a tensor or None) in plain dense memory, whatever form it had; itself where it is so already."""
-    if t is None:
-        return None
+    """t (a tensor, bytes or None) in plain dense memory, whatever form it had; itself where it is so already."""
+    if not isinstance(t, Tensor):
+        return t
     if type(t) not in PLAIN:
         t = t.as_subclass(Tensor)
     if is_zero_tensor(t):
@@ -164,7 +169,15 @@ def row_backward(
         if again:
             raise changed(refusal) from refusal
         return row_backward(
-            readable(grad), readable(x), readable(weight), readable(mask), statistics, dweight, dbias, facts, True
+            readable(grad),
+            readable(x),
+            readable(weight),
+            readable(mask),
+            readable(statistics),
+            dweight,
+            dbias,
+            facts,
+            True,
         )
     return dx
 
@@ -199,7 +212,7 @@ def residual_backward(
         if again:
             raise changed(refusal) from refusal
         return residual_backward(readable(grad), readable(grad_stream), readable(stream), readable(weight), readable(mask),
-                                 statistics, dweight, dbias, facts, True)  # fmt: skip
+                                 readable(statistics), dweight, dbias, facts, True)  # fmt: skip
     return dx, dx if other is None else other
 
 
@@ -287,7 +300,7 @@ def column_backward(
         if grad.shape == x.shape and grad.dtype is x.dtype and grad.stride() != x.stride():
             grad = empty_like(x).copy_(grad)
         return column_backward(
-            grad, x, readable(weight), readable(mask), statistics, given, dweight, dbias, facts, sums=sums,
+            grad, x, readable(weight), readable(mask), readable(statistics), given, dweight, dbias, facts, sums=sums,
             sums_only=sums_only, coefficients=coefficients, again=True,
         )  # fmt: skip
     return dx
