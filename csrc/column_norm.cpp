@@ -742,7 +742,7 @@ template <class T> void backward_pass(const ColumnNorm& a) {
         const int64_t together = a.pooled || round > a.segments ? a.segments : round;
         const int64_t columns = (a.pooled ? 1 : together) * a.channels;
         const Scratch room((size_t)columns * 2 * sizeof(double));
-        for (int64_t first = 0; first == 0 || first < a.segments; first += together) {
+        for (int64_t first = 0; first == 0 || first < a.segments; first += together ? together : 1) {  // once for none
             ColumnNorm p = part<T>(a, first, a.segments - first < together ? a.segments - first : together);
             p.sum_grad = room.as<double>();
             p.sum_grad_xhat = p.sum_grad + columns;

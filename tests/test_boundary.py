@@ -324,6 +324,22 @@ def test_a_mask_over_bytes_of_any_value():
         assert torch.equal(layer(x, mask=mask), layer(x, mask=plain))
 
 
+@pytest.mark.parametrize(
+    "shape, channel_dim", [((0, 2, WIDTH, 2), 2), ((0, WIDTH, 3), 1), ((0, 3, WIDTH), -1), ((3, 0, WIDTH), -1)]
+)
+@pytest.mark.parametrize("make", [
+    lambda c: normlab.PowerNorm(WIDTH, running=False, channel_dim=c), lambda c: normlab.PowerNorm(WIDTH, channel_dim=c),
+    lambda c: normlab.BatchNorm(WIDTH, channel_dim=c), lambda c: normlab.InstanceNorm(WIDTH, affine=True, channel_dim=c),
+    lambda c: normlab.GroupNorm(4, WIDTH, channel_dim=c),
+], ids=["power of a batch", "power", "batch", "instance", "group"])  # fmt: skip
+def test_of_nothing_comes_nothing_in_both_directions(make, shape, channel_dim):
+    layer, x = make(channel_dim), torch.randn(shape, requires_grad=True)
+    y = layer(x)
+    y.backward(torch.randn_like(y))
+    assert y.shape == x.grad.shape == shape
+    assert all(not p.grad.any() for p in layer.parameters())
+
+
 # ---- recomputed forwards ---------------------------------------------------------------------------------------------
 
 

@@ -28,8 +28,10 @@ def _none_if_empty(t: Tensor, wanted: bool) -> Maybe:
 
 
 def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """The saved tensors, on the device they were on: on a mixture torch would run an op's fake and return what memory held."""
+    """The saved tensors, the first of the shape of its gradient and all on the device they were on: on a mixture torch would run an op's fake and return what memory held."""
     found = ctx.saved_tensors
+    if found[0].shape != grad.shape:
+        raise cpu.changed(f"a saved tensor is {tuple(found[0].shape)}, its gradient {tuple(grad.shape)}")
     for t in found:
         if t is not None and t.device != grad.device:
             raise cpu.changed(f"a saved tensor is on {t.device} instead of {grad.device}")

@@ -428,6 +428,8 @@ def column_norm(
     ):
         _check_channel_parameters(op, x.shape[channel], weight, bias)
         route = _route_with(op, x, weight, bias, mask)
+    if statistics is not None and route == "eager":
+        route = _route_with(op, x, *statistics)
     if weight is not None and bias is not None and weight.dtype is not bias.dtype and route in ("eager", "graph"):
         _check_channel_parameters(op, x.shape[channel], weight, bias)
         route = _route_with(op, x, weight, bias, mask)
@@ -753,7 +755,7 @@ def power_norm(
         statistics = (torch.zeros_like(running_psi2), running_psi2)
         return column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                             centered=False, statistics=statistics)[0]  # fmt: skip
-    route = _route_with(op, x, weight, bias, real)
+    route = _route_with(op, x, weight, bias, real, running_psi2, nu)
     if route in ("eager", "graph"):
         weight, bias = _of_one_dtype(weight, bias)
     warmup = warmup_steps if running else 2**62

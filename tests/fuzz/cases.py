@@ -102,6 +102,8 @@ def expected(plan: Plan) -> str:
             expect = CLOSE
         if name == "expanded" and role in plan.written and prod(plan.roles[role][1]) > 1:
             expect = REFUSED
+        if expect == SAME and role in plan.written:
+            expect = CLOSE  # kernels move dense statistics themselves, torch's operators the others: a rounding apart
         found.append(expect)
     return max(found, key=_ORDER.index)
 

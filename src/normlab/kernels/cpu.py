@@ -107,7 +107,11 @@ def with_memory(t: Any) -> Any:
 
 
 def _require_memory(t: Tensor) -> None:
-    if not t.untyped_storage().data_ptr():
+    try:
+        address = t.untyped_storage().data_ptr()
+    except RuntimeError:  # a class of its own, whose memory is elsewhere
+        address = 0
+    if not address:
         raise Unfit(f"a tensor of shape {tuple(t.shape)} has no memory (was its storage resized to 0?)")
 
 
@@ -267,7 +271,8 @@ def column_forward(
         if again:
             raise
         return column_forward(
-            _packed_readable(x, facts[3]), readable(weight), readable(bias), readable(mask), statistics, given, facts,
+            _packed_readable(x, facts[3]), readable(weight), readable(bias), readable(mask),
+            readable(statistics) if given else statistics, given, facts,
             moments_only=moments_only, running=running, again=True,
         )  # fmt: skip
     return y, kept
