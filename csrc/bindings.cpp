@@ -59,6 +59,7 @@ struct Parameters {
     void* write(const char* name, Object h, int64_t size) {
         return h.is_none() ? nullptr : take(flat(tensors.write(name, h.ptr())), size);
     }
+    void* read_and_write(const char* name, Object h, int64_t size) { return take(flat(tensors.read(name, h.ptr())), size); }
     const void* read_scalar(const char* name, Object h) { return h.is_none() ? nullptr : take(tensors.read(name, h.ptr()), 1); }
     void* write_scalar(const char* name, Object h) { return h.is_none() ? nullptr : take(tensors.write(name, h.ptr()), 1); }
 };
@@ -294,8 +295,8 @@ int64_t statistics_of(const ColumnNorm& a) { return sets(a) * (2 * a.groups + 1)
 // Running mean and variance that a kernel may move: of one dtype, dense, a value per channel.
 void set_running(ColumnNorm& a, Object mean, Object variance) {
     Parameters p;
-    a.running_mean = p.write("running_mean", mean, a.channels);
-    a.running_var = p.write("running_var", variance, a.channels);
+    a.running_mean = p.read_and_write("running_mean", mean, a.channels);
+    a.running_var = p.read_and_write("running_var", variance, a.channels);
     a.running_dtype = p.dtype;
 }
 bool fits_running(Object mean, Object variance, int64_t channels) {

@@ -47,12 +47,25 @@ def _dtype_of(weight: Tensor | None, bias: Tensor | None) -> torch.dtype | None:
     return weight.dtype if weight is not None else bias.dtype if bias is not None else None
 
 
+def check_dtype(parameter: Tensor | None, dtype: torch.dtype | None) -> None:
+    if parameter is not None and parameter.dtype is not dtype:
+        raise cpu.changed(f"a parameter is {parameter.dtype} instead of {dtype}")
+
+
+def _check_saved(x: Tensor, parameter: Tensor | None, grad: Tensor, dtype: torch.dtype | None) -> None:
+    """Before formulas that would take what a hook on saved tensors brings back in whatever precision it has."""
+    if x.dtype is not grad.dtype or x.shape != grad.shape:
+        raise cpu.changed(
+            f"a saved tensor is {tuple(x.shape)} {x.dtype}, its gradient {tuple(grad.shape)} {grad.dtype}"
+        )
+    check_dtype(parameter, dtype)
+
+
 def _parameter_gradients(
     weight: Tensor | None, parameter_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Places for the gradients of gain and bias, whose dtypes are the same where there are both."""
-    if weight is not None and weight.dtype is not parameter_dtype:
-        raise cpu.changed(f"the weight is {weight.dtype} instead of {parameter_dtype}")
+    check_dtype(weight, parameter_dtype)
     dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
     if not need_bias:
         return dweight, None
@@ -77,7 +90,8 @@ class RowNorm(Function):
         x, weight, mask = ctx.saved_tensors
         facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
-        if is_grad_enabled():
+        if is_grad_enabled() or type(grad) not in cpu.PLAIN:
+            _check_saved(x, weight, grad, parameter_dtype)
             mode, eps, _, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = (
@@ -117,7 +131,7 @@ class ResidualNorm(Function):
         stream, weight, mask = ctx.saved_tensors
         facts, statistics, parameter_dtype = ctx.kept
         _, _, need_weight, need_bias, _, _ = ctx.needs_input_grad
-        if grad is not None and not is_grad_enabled():
+        if grad is not None and type(grad) in cpu.PLAIN and not is_grad_enabled():
             dweight, dbias = _parameter_gradients(weight, parameter_dtype, stream.shape[-1], need_weight, need_bias)
             dx, dbranch = cpu.residual_backward(
                 grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts
@@ -126,6 +140,7 @@ class ResidualNorm(Function):
         mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
         whole, of_weight, of_bias = grad_stream, None, None
         if grad is not None:
+            _check_saved(stream, weight, grad, parameter_dtype)
             bias = torch.zeros(width, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -225,7 +240,8 @@ class ColumnNorm(Function):
         synced = group is not None and not known
         _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
         channels = cpu.channels_of(x, facts[3])
-        if is_grad_enabled():
+        if is_grad_enabled() or (type(grad) not in cpu.PLAIN and not synced):
+            _check_saved(x, weight, grad, parameter_dtype)
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
@@ -290,7 +306,8 @@ class PowerNorm(Function):
         y, batch, used, count, warm = power_forward(
             x, weight, bias, mask, psi2, step, warmup, eps, native, channel, group
         )
-        ctx.save_for_backward(x, weight, bias, mask, batch, used, count, warm)
+        ctx.save_for_backward(x, weight, mask, batch, used, count, warm)
+        ctx.dtypes = [None if p is None else p.dtype for p in (weight, bias)]
         ctx.facts = (nu, alpha, eps, native, channel, group)
         ctx.mark_non_differentiable(batch, count)
         return y, batch, count
@@ -302,14 +319,15 @@ class PowerNorm(Function):
                 "PowerNorm's backward is an approximation that carries state; it has no second derivative. "
                 "Use PowerNorm(running=False), whose gradient is exact."
             )
-        x, weight, bias, mask, batch, used, count, warm = ctx.saved_tensors
+        x, weight, mask, batch, used, count, warm = ctx.saved_tensors
+        check_dtype(weight, ctx.dtypes[0])
         nu, alpha, eps, native, channel, group = ctx.facts
         dx, sums = power_gradient(
             grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, native, channel, group
         )
         needs = ctx.needs_input_grad
-        dweight = sums[1].to(weight.dtype) if needs[1] else None
-        dbias = sums[0].to(bias.dtype) if needs[2] else None
+        dweight = sums[1].to(ctx.dtypes[0]) if needs[1] else None
+        dbias = sums[0].to(ctx.dtypes[1]) if needs[2] else None
         return dx, dweight, dbias, *[None] * 10
 
 
@@ -412,14 +430,15 @@ class Pointwise(Function):
     def forward(ctx: Any, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
                 mask: Tensor | None, erf: bool) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, alpha, shift, weight, bias, mask)
-        ctx.erf = erf
+        ctx.erf, ctx.dtype = erf, alpha.dtype
         return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, erf)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, alpha, shift, weight, bias, mask = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if is_grad_enabled() or type(grad) not in cpu.PLAIN:
+            _check_saved(x, alpha, grad, ctx.dtype)
 
             def formula(
                 x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None
@@ -427,6 +446,7 @@ class Pointwise(Function):
                 return reference.pointwise(x, alpha, shift, weight, bias, mask, form="erf" if ctx.erf else "tanh")
 
             return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)
+        check_dtype(alpha, ctx.dtype)
         slots = [_like(t, need) for t, need in zip((alpha, shift, weight, bias), needs[1:5], strict=True)]
         dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, slots)
         return dx, *slots, None, None

@@ -95,6 +95,7 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 def _row_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     x, weight, mask, statistics = _saved(ctx, grad)
     wanted = [shape is not None for shape in ctx.shapes]
+    eager.check_dtype(weight, ctx.parameter_dtype)
     dx, dweight, dbias = row_norm_backward(grad, x, weight, mask, statistics, *ctx.facts, wanted, ctx.parameter_dtype)
     return (
         dx,
@@ -170,6 +171,7 @@ def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 def _residual_backward(ctx: Any, grad: Tensor, grad_stream: Tensor, _: Any) -> tuple[Any, ...]:
     stream, weight, mask, statistics, seed = _saved(ctx, grad)
+    eager.check_dtype(weight, ctx.parameter_dtype)
     dx, dbranch, dweight, dbias = residual_norm_backward(
         grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, seed, ctx.wanted, ctx.parameter_dtype
     )
@@ -205,7 +207,7 @@ def _sets(x: Tensor, pooled: bool) -> int:
 
 
 def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
-    return torch.cat([mean.flatten(), square.flatten(), count.flatten()])
+    return torch.cat([cpu.with_memory(t).flatten() for t in (mean, square, count)])
 
 
 @column_norm.register_fake
@@ -250,6 +252,7 @@ def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 def _column_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, mask, mean, square, count = _saved(ctx, grad)
+    eager.check_dtype(weight, ctx.parameter_dtype)
     dx, dweight, dbias = column_norm_backward(
         grad, x, weight, mask, mean, square, count, *ctx.facts, ctx.wanted, ctx.parameter_dtype
     )
@@ -308,6 +311,7 @@ def _power_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 def _power_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, mask, batch, used, count, warm = _saved(ctx, grad)
+    eager.check_dtype(weight, ctx.dtypes[0])
     dx, sums = power_norm_backward(grad, x, weight, mask, batch, used, count, warm, ctx.nu, *ctx.facts)
     dweight = None if ctx.dtypes[0] is None else sums[1].to(ctx.dtypes[0])
     dbias = None if ctx.dtypes[1] is None else sums[0].to(ctx.dtypes[1])

@@ -387,6 +387,7 @@ class BatchNorm(_RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[
             running = (own["running_mean"], own["running_var"], factor)
         weight, bias, gain = self._own("weight"), self._own("bias"), self.gain
         if self.renorm is not None and training:
+            ops.check_running("BatchNorm", self.num_features, self.running_mean, self.running_var)
             (weight, bias), gain = self._renormalized(x, mask), "direct"
         y, _ = ops.column_norm("batch_norm", x, weight, bias, self.eps, groups=self.num_features, pooled=True,
                                channel=channel, mask=mask, gain=gain, group=group, running=running)  # fmt: skip
@@ -396,6 +397,7 @@ class BatchNorm(_RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[
 
     def _causal(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
         """No statistic of later positions; the running ones are those of the whole batch all the same."""
+        ops.check_running("BatchNorm", self.num_features, self.running_mean, self.running_var)
         if self.causal == "running":
             y = ops.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                channel_dim=self.channel_dim, gain=self.gain, mask=mask)  # fmt: skip

@@ -508,6 +508,8 @@ def check_running(op: str, channels: int, mean: Tensor | None, variance: Tensor 
     for name, t in (("running_mean", mean), ("running_var", variance)):
         _check_parameter(op, name, t, channels)
         cpu.with_memory(t)
+        if t is not None and t.dtype not in cpu.CODES:
+            raise TypeError(f"{op}: {name} cannot be kept in {t.dtype}")
         if t is not None and is_zero_tensor(t):
             raise ValueError(f"{op}: {name} is zeros without memory, which cannot be moved; give it its own: .clone()")
         if t is not None and any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True)):

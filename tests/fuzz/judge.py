@@ -292,6 +292,9 @@ def _state(t: dict[str, Any]) -> dict[str, Tensor]:
     found = {}
     for role in ("running_mean", "running_var", "running_psi2", "running_nu", COUNTER):
         v = t.get(role)
+        if v is not None and v._is_zerotensor():
+            found[role] = v.clone()
+            continue
         if v is None or v.is_meta or _empty_storage(v):
             continue
         found[role] = memory.plain(v)
@@ -552,7 +555,8 @@ def _moves(plan: Plan) -> dict[str, float]:
     coarse = max(parameters) if len(parameters) > 1 else 0.0
     found = {r: max(step, coarse if plan.roles[r][0] == PARAMETER else 0.0) for r in plan.roles if r != "mask"}
     if plan.op == "residual":  # the sum is rounded to x's dtype before it is normalized
-        found["x"] = found["branch"] = max(step, STEP[plan.dtype])
+        found["x"] = max(step, STEP[plan.dtype])
+        found["branch"] = -found["x"]  # against each other: alike they would cancel just where the sum does
     return found
 
 
