@@ -85,7 +85,6 @@ ALLOWED = {
         not in (
             "normlab",
             "normlab.errors",
-            "normlab.runs",
             "normlab.timing",
             "normlab.diagnosis",
             "normlab.intervals",
@@ -93,9 +92,9 @@ ALLOWED = {
             "normlab.lab.experiment",
             "normlab.lab.folders",
         )
-        and not module.startswith("normlab.report")
+        and not module.startswith(("normlab.report", "normlab.runs"))
     ),
-    "pyarrow": lambda module: module == "normlab.runs",
+    "pyarrow": lambda module: module == "normlab.runs.run",
     "rich": lambda module: module.startswith("normlab.cli"),
     "shtab": lambda module: module == "normlab.cli.lab",
     "safetensors": lambda module: module == "normlab.lab.checkpoint",
@@ -351,7 +350,7 @@ def test_links_lead_somewhere(page: Path):
 
 
 DOCTESTED = (
-    "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs", "rates", "diagnosis", "probes.probe", "kernels.selection",
+    "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs.run", "rates", "diagnosis", "probes.probe", "kernels.selection",
     "kernels", "lab.experiment", "lab.sweep", "lab.tasks",
 )  # fmt: skip
 
