@@ -129,7 +129,7 @@ def as_mask(
         )
     if not is_compiling() and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]:
         raise ValueError(f"{op}: lengths must lie in 0..{positions[1]}, got {int(lengths.min())}..{int(lengths.max())}")
-    return torch.arange(positions[1], device=x.device)[None, :] < lengths[:, None]
+    return torch.arange(positions[1], device=x.device).unsqueeze(0) < lengths.unsqueeze(1)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -693,7 +693,8 @@ def power_norm(
                                                  warmup, alpha_backward, eps, [*layout[:4], int(layout[4]), int(layout[5])], channel)  # fmt: skip
     else:
         seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
-        y, batch, count = eager.power_norm(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
+        apply = eager.PowerNorm.apply if is_compiling() else eager.power_norm  # a tracer knows the wrapped one
+        y, batch, count = apply(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
                                                 alpha_backward, eps, seen[1], channel, group)  # fmt: skip
     if again:
         return y

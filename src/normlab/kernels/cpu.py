@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
+from torch.nn import Parameter
 
 from .._torch import exchange_table
 
@@ -73,6 +74,9 @@ def _fits_rows(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int
             weight is None or (weight.shape == (1 if one_gain else width,) and weight.is_cpu and weight.is_contiguous())
         )
         and (bias is None or (bias.shape == (width,) and bias.is_cpu and bias.is_contiguous()))
+        and all(
+            p is None or type(p) in (Tensor, Parameter) for p in (weight, bias)
+        )  # others may have no memory to read
         and (weight is None or bias is None or weight.dtype is bias.dtype)
     )
 
