@@ -4,13 +4,15 @@
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
+# fuzz    strange inputs against the native boundary, for SECONDS (60)
+# asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize mutation extras matrix clean
+.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix clean
 
 setup: .venv/stamp
 
@@ -54,6 +56,24 @@ sanitize:
 	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize --parallel 2
 	./build/sanitize/kernel_test
+
+SECONDS ?= 60
+fuzz: setup
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(SECONDS) --first $(shell date +%s)
+
+# A second environment, with the tools of the first and a sanitized build in place of the editable one. torch is not built
+# with the sanitizer: its runtime is loaded first, and what torch does with memory of its own is none of our business.
+ASAN := build/asan
+ASAN_RUN := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:handle_segv=0:quarantine_size_mb=16 $(ASAN)/env/bin/python
+asan: setup
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(ASAN)/site . -C build-dir=$(ASAN)/build \
+		-C cmake.build-type=None -C install.strip=false -C cmake.define.NORMLAB_SANITIZE=ON
+	$(BIN)/python -m venv --without-pip --clear $(ASAN)/env
+	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/$(ASAN)/site"); print(sysconfig.get_path("purelib"))' \
+		> "$$($(ASAN)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/paths.pth"
+	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/test_norms.py tests/test_eager.py \
+		tests/test_kernels.py tests/test_graph.py tests/test_causal_norms.py tests/test_fuzz.py
 
 mutation: setup
 	$(BIN)/python tests/mutation_drill.py

@@ -1,8 +1,9 @@
-// The only file that knows Python (with tensors.h). No arithmetic: addresses and sizes go in as integers, the GIL is released.
+// The only file that knows Python (with tensors.h). No arithmetic: tensors are checked for what the kernel will read and write,
+// described in the kernel's struct, and the GIL is released.
 //
-// Integers rather than array objects: the caller (kernels/cpu.py) has checked dtype, device and layout already, and
-// an array handshake per argument costs more than a small norm. The thin functions take tensors: everyday row norms, where
-// checks are the larger part of the time (see tensors.h).
+// Facts (numbers and switches) come as one tuple, the tuple that autograd's Function carries from forward to backward:
+//   rows     (mode, eps, width, partial, offset gain, round before gain), with a residual also alpha, drop, seed
+//   columns  (eps, offset gain, centered, channel axis, groups, pooled)
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "dispatch.h"
@@ -20,240 +22,406 @@ using namespace normlab;
 
 namespace {
 
-typedef uintptr_t Address;
+typedef nb::handle Object;
 const Isa* chosen = nullptr;
 Tensors tensors;
 
-template <class P> P* at(Address a) { return (P*)a; }
+std::string count_of(int64_t n) { return std::to_string(n) + (n == 1 ? " value" : " values"); }
 
-// Room for statistics in a bytes object: a tenth of the price of a tensor.
-nb::object doubles(int64_t count) {
-    nb::object room = nb::steal(PyBytes_FromStringAndSize(nullptr, count * (int64_t)sizeof(double)));
-    if (!room.is_valid()) nb::raise_python_error();
-    return room;
-}
-// Where statistics lie: the bytes a forward returned, or an address.
-Address address_of(nb::handle statistics) {
-    return PyBytes_Check(statistics.ptr()) ? (Address)PyBytes_AS_STRING(statistics.ptr()) : nb::cast<Address>(statistics);
+// ---- one tensor ----
+
+// Values without gaps: a parameter, the place for its gradient, statistics.
+const Seen& dense_values(const Seen& s, int64_t size) {
+    if (s.size != size) s.refuse("has " + count_of(s.size) + ", " + std::to_string(size) + " are needed");
+    if (!s.dense()) s.refuse("is not dense");
+    return s;
 }
 
-RowNorm row_norm(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
-                 double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                 Address bias, Address x, Address statistics) {
-    RowNorm a{};
-    a.rows = rows; a.width = width; a.x_stride = x_stride; a.partial = partial;
-    a.dtype = (DType)dtype; a.param_dtype = (DType)param_dtype; a.mode = (RowMode)mode; a.eps = eps;
-    a.offset_gain = offset_gain; a.round_before_gain = round_before_gain; a.threads = threads;
-    a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
-    double* kept = at<double>(statistics);  // [mean (layer only) | rstd]
-    a.mean = a.mode == RowMode::layer ? kept : nullptr;
-    a.rstd = a.mode == RowMode::layer ? kept + rows : kept;
-    a.alpha = 1;
-    return a;
-}
-
-// The statistics go to the address given or, when it is 0, into a bytes object that is returned (else None).
-nb::object row_forward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
-                 double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                 Address bias, Address x, Address statistics, Address y, Address branch, Address stream, double alpha,
-                 double drop, uint64_t seed) {
-    nb::object kept = nb::none();
-    if (!statistics) {
-        kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
-        statistics = (Address)PyBytes_AS_STRING(kept.ptr());
+// Parameters and the places for their gradients, all of one dtype; None is null.
+struct Parameters {
+    DType dtype = DType::f32;
+    bool any = false;
+    char* take(const Seen& s, int64_t size) {
+        dense_values(s, size);
+        if (any && s.dtype != dtype) s.refuse("has another dtype than the other parameters");
+        dtype = s.dtype;
+        any = true;
+        return s.data;
     }
-    nb::gil_scoped_release released;
-    RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
-                         threads, mask, weight, bias, x, statistics);
-    a.y = at<void>(y); a.branch = at<void>(branch); a.stream = at<void>(stream);
-    a.alpha = alpha; a.drop = drop; a.seed = seed;
-    chosen->table->row_forward(a);
-    return kept;
-}
-
-void row_backward(int64_t rows, int64_t width, int64_t x_stride, int64_t partial, int dtype, int param_dtype, int mode,
-                  double eps, bool offset_gain, bool round_before_gain, int threads, Address mask, Address weight,
-                  Address x, nb::handle statistics, Address grad, Address dx, Address dweight, Address dbias,
-                  bool residual, Address grad_stream, Address dbranch, double alpha, double drop, uint64_t seed) {
-    const Address kept = address_of(statistics);
-    nb::gil_scoped_release released;
-    RowNorm a = row_norm(rows, width, x_stride, partial, dtype, param_dtype, mode, eps, offset_gain, round_before_gain,
-                         threads, mask, weight, 0, x, kept);
-    a.grad = at<void>(grad); a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
-    if (residual) {
-        a.branch = at<void>(x);  // only its presence matters: backward reads the stream
-        a.stream = at<void>(x);
+    // Along one axis: a gradient has the shape of its parameter, and that of the bias is made like the weight.
+    static const Seen& flat(const Seen& s) {
+        if (s.axes != 1) s.refuse("has more than one axis");
+        return s;
     }
-    a.grad_stream = at<void>(grad_stream); a.dbranch = at<void>(dbranch);
-    a.alpha = alpha; a.drop = drop; a.seed = seed;
-    chosen->table->row_backward(a);
+    const void* read(const char* name, Object h, int64_t size) {
+        return h.is_none() ? nullptr : take(flat(tensors.read(name, h.ptr())), size);
+    }
+    void* write(const char* name, Object h, int64_t size) {
+        return h.is_none() ? nullptr : take(flat(tensors.write(name, h.ptr())), size);
+    }
+    const void* read_scalar(const char* name, Object h) { return h.is_none() ? nullptr : take(tensors.read(name, h.ptr()), 1); }
+    void* write_scalar(const char* name, Object h) { return h.is_none() ? nullptr : take(tensors.write(name, h.ptr()), 1); }
+};
+
+// float64 values in a tensor of `size`, or null.
+double* doubles_in(const char* name, Object h, int64_t size) {
+    if (h.is_none()) return nullptr;
+    const Seen s = tensors.read(name, h.ptr());  // statistics may come back from a hook on saved tensors
+    if (s.dtype != DType::f64) s.refuse("is not float64");
+    return (double*)dense_values(s, size).data;
 }
 
-// ---- thin: dense tensors, no mask ----
-
-// A parameter or the place for its gradient: where it lies (0: there is none), and its dtype (none: that of `other`).
-struct Parameter {
-    bool fits = true;
-    Address address = 0;
-    DType dtype;
-    // `size`: how many values it must have, along one axis.
-    Parameter(nb::handle h, int64_t size, DType other = DType::f32) : dtype(other) {
-        Tensors::Dense of;
-        if (h.is_none()) return;
-        fits = tensors.look(h.ptr(), of) && of.axes == 1 && of.size == size;
-        if (!fits) return;
-        address = (Address)of.data;
-        dtype = of.dtype;
+// Statistics: a float64 tensor, or bytes (a tenth of the price). None: bytes are made, and kept in `made` to be returned.
+struct Statistics {
+    nb::object made = nb::none();
+    double* at(Object h, int64_t size) {
+        if (h.is_none()) {
+            made = nb::steal(PyBytes_FromStringAndSize(nullptr, size * (int64_t)sizeof(double)));
+            if (!made.is_valid()) nb::raise_python_error();
+            return (double*)PyBytes_AS_STRING(made.ptr());
+        }
+        if (!PyBytes_Check(h.ptr())) return doubles_in("the tensor of statistics", h, size);
+        if (PyBytes_GET_SIZE(h.ptr()) != size * (int64_t)sizeof(double)) throw Unfit("the bytes of statistics are of another size");
+        return (double*)PyBytes_AS_STRING(h.ptr());
     }
 };
-int64_t gains(int mode, int64_t width) { return (RowMode)mode == RowMode::scale ? 1 : width; }
 
-// Would the thin functions take these? Weight and bias may be None.
-bool fits_rows(nb::handle x, nb::handle weight, nb::handle bias, int64_t width, bool one_gain) {
-    Tensors::Dense of_x;
-    if (!tensors.look(x.ptr(), of_x) || of_x.last != width || width < 1) return false;
-    const Parameter w(weight, one_gain ? 1 : width), b(bias, width, w.dtype);
-    return w.fits && b.fits && (weight.is_none() || b.dtype == w.dtype);
-}
-bool fits_residual(nb::handle x, nb::handle branch, nb::handle weight, nb::handle bias, int64_t width) {
-    Tensors::Dense of_x, of_branch;
-    return tensors.look(x.ptr(), of_x) && tensors.look(branch.ptr(), of_branch) && of_x.like(of_branch) &&
-           fits_rows(x, weight, bias, width, false);
-}
+// The items of a tuple of facts, one after the other.
+struct Facts {
+    PyObject* tuple;
+    Py_ssize_t next = 0;
+    explicit Facts(Object h) : tuple(h.ptr()) {
+        if (!PyTuple_Check(tuple)) throw nb::type_error("facts must be a tuple");
+    }
+    template <class V> V take() {
+        PyObject* item = PyTuple_GetItem(tuple, next++);
+        if (!item) nb::raise_python_error();
+        if constexpr (std::is_same_v<V, bool>) return PyObject_IsTrue(item) == 1;
+        else return nb::cast<V>(Object(item));
+    }
+    bool more() const { return next < PyTuple_GET_SIZE(tuple); }
+};
 
-// The description of a norm over the rows of a tensor; what is read and written comes on top. `partial` 0: all values.
-RowNorm rows_of(const Tensors::Dense& x, const Parameter& weight, DType param_dtype, Address statistics, int mode, double eps,
-                int64_t partial, bool offset_gain, bool round_before_gain, int threads) {
-    return row_norm(x.size / x.last, x.last, x.last, partial ? partial : x.last, (int)x.dtype, (int)param_dtype, mode, eps,
-                    offset_gain, round_before_gain, threads, 0, weight.address, 0, (Address)x.data, statistics);
-}
+// ---- rows ----
 
-// y (and with a branch the stream) is written; the statistics come back as bytes. None when a tensor does not fit.
-nb::object thin_forward(nb::handle x, nb::handle branch, nb::handle weight, nb::handle bias, nb::handle y, nb::handle stream,
-                        int mode, double eps, int64_t partial, bool offset_gain, bool round_before_gain, double alpha,
-                        double drop, uint64_t seed, int threads) {
-    Tensors::Dense of_x, of_branch{}, of_y, of_stream{};
-    const auto fits = [&](nb::handle h, Tensors::Dense& of) { return tensors.look(h.ptr(), of) && of.like(of_x); };
-    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !fits(y, of_y)) return nb::none();
-    if (!branch.is_none() && !(fits(branch, of_branch) && fits(stream, of_stream))) return nb::none();
-    const Parameter w(weight, gains(mode, of_x.last)), b(bias, of_x.last, w.dtype);
-    if (!w.fits || !b.fits) return nb::none();
-    const int64_t rows = of_x.size / of_x.last;
-    nb::object kept = doubles((RowMode)mode == RowMode::layer ? 2 * rows : rows);
-    RowNorm a = rows_of(of_x, w, b.dtype, (Address)PyBytes_AS_STRING(kept.ptr()), mode, eps, partial, offset_gain,
-                        round_before_gain, threads);
-    a.bias = at<void>(b.address); a.y = of_y.data; a.branch = of_branch.data; a.stream = of_stream.data;
-    a.alpha = alpha; a.drop = drop; a.seed = seed;
-    nb::gil_scoped_release released;
-    chosen->table->row_forward(a);
-    return kept;
+// rows and width of x, and the step between rows: even, forwards, without overlap.
+void set_rows(RowNorm& a, const Seen& x) {
+    if (!x.axes || x.last < 1) x.refuse("has nothing to normalize over");
+    a.x = x.data;
+    a.dtype = x.dtype;
+    a.width = a.x_stride = x.last;
+    a.rows = x.size / x.last;
+    if (x.dense()) return;
+    if (x.last != 1 && x.strides[x.axes - 1] != 1) x.refuse("has rows with gaps");
+    int64_t expected = 0;  // the step between rows, once an axis of more than one row has told it
+    for (int32_t d = x.axes - 1; d-- > 0;) {
+        if (x.shape[d] == 1) continue;
+        if (!expected) a.x_stride = expected = x.strides[d];
+        if (x.strides[d] != expected || expected < a.width) x.refuse("has rows that are not evenly spaced");
+        expected *= x.shape[d];
+    }
 }
 
-// x: what was normalized, the stream after a residual sum. dx, dbranch (None: it equals dx), dweight and dbias are
-// written. False when a tensor does not fit.
-bool thin_backward(nb::handle x, nb::handle weight, nb::handle statistics, nb::handle grad, nb::handle grad_stream,
-                   nb::handle dx, nb::handle dbranch, nb::handle dweight, nb::handle dbias, bool residual, int mode, double eps,
-                   int64_t partial, bool offset_gain, bool round_before_gain, double alpha, double drop, uint64_t seed,
-                   int threads) {
-    Tensors::Dense of_x, of_grad, of_grad_stream{}, of_dx, of_dbranch{};
-    const auto fits = [&](nb::handle h, Tensors::Dense& of) { return tensors.look(h.ptr(), of) && of.like(of_x); };
-    if (!tensors.look(x.ptr(), of_x) || of_x.last < 1 || !fits(grad, of_grad) || !fits(dx, of_dx)) return false;
-    if (!grad_stream.is_none() && !fits(grad_stream, of_grad_stream)) return false;
-    if (!dbranch.is_none() && !fits(dbranch, of_dbranch)) return false;
-    const int64_t count = gains(mode, of_x.last);
-    const Parameter w(weight, count), dw(dweight, count, w.dtype), db(dbias, of_x.last, dw.dtype);
-    if (!w.fits || !dw.fits || !db.fits) return false;
-    RowNorm a = rows_of(of_x, w, db.dtype, address_of(statistics), mode, eps, partial, offset_gain, round_before_gain, threads);
-    if (residual) a.branch = a.stream = of_x.data;  // only its presence matters: backward reads the stream
-    a.grad = of_grad.data; a.grad_stream = of_grad_stream.data; a.dx = of_dx.data; a.dbranch = of_dbranch.data;
-    a.dweight = at<void>(dw.address); a.dbias = at<void>(db.address);
-    a.alpha = alpha; a.drop = drop; a.seed = seed;
-    nb::gil_scoped_release released;
-    chosen->table->row_backward(a);
+// True: with a residual.
+bool set_facts(RowNorm& a, Object facts) {
+    Facts f(facts);
+    const int mode = f.take<int>();
+    if (mode < 0 || mode > 2) throw nb::value_error("no such mode of a row norm");
+    a.mode = (RowMode)mode;
+    a.eps = f.take<double>();
+    if (f.take<int64_t>() != a.width) throw Unfit("x has rows of another width than its norm");
+    a.partial = f.take<int64_t>();
+    if (a.partial < 1 || a.partial > a.width) throw Unfit("partial must lie in 1.." + std::to_string(a.width));
+    if (a.mode != RowMode::rms && a.partial != a.width) throw Unfit("partial is for rms alone");
+    a.offset_gain = f.take<bool>();
+    a.round_before_gain = f.take<bool>();
+    a.alpha = 1;
+    if (!f.more()) return false;
+    a.alpha = f.take<double>();
+    a.drop = f.take<double>();
+    a.seed = f.take<uint64_t>();
     return true;
 }
 
-ColumnNorm column_norm(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
-                       bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
-                       Address mask, Address weight, Address bias, Address x, Address statistics) {
-    ColumnNorm a{};
-    a.segments = segments; a.rows = rows; a.channels = channels; a.groups = groups; a.planes = planes;
-    a.pooled = pooled; a.centered = centered; a.given = given; a.dtype = (DType)dtype;
-    a.param_dtype = (DType)param_dtype; a.eps = eps; a.offset_gain = offset_gain; a.threads = threads;
-    a.mask = at<const uint8_t>(mask); a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
-    const int64_t values = (pooled ? 1 : segments) * groups;
-    a.mean = at<double>(statistics);  // [mean | square | count]
-    a.var = a.mean + values;
-    a.count = a.var + values;
-    return a;
+int64_t gains(const RowNorm& a) { return a.mode == RowMode::scale ? 1 : a.width; }
+
+void set_statistics(RowNorm& a, double* kept) {  // [mean (layer only) | 1 / deviation]
+    a.mean = a.mode == RowMode::layer ? kept : nullptr;
+    a.rstd = a.mode == RowMode::layer ? kept + a.rows : kept;
+}
+int64_t statistics_of(const RowNorm& a) { return a.mode == RowMode::layer ? 2 * a.rows : a.rows; }
+
+// Of x's shape and dtype, dense.
+char* dense_like(const Seen& x, const Seen& s) {
+    if (!s.shaped(x)) s.refuse("has another shape than " + std::string(x.name));
+    if (s.dtype != x.dtype) s.refuse("has another dtype than " + std::string(x.name));
+    if (!s.dense()) s.refuse("is not dense");
+    return s.data;
+}
+char* read_like(const Seen& x, const char* name, Object h) {
+    return h.is_none() ? nullptr : dense_like(x, tensors.read(name, h.ptr()));
+}
+char* write_like(const Seen& x, const char* name, Object h) {
+    return h.is_none() ? nullptr : dense_like(x, tensors.write(name, h.ptr()));
 }
 
-// The statistics go to the address given or, when it is 0, into a bytes object that is returned (else None).
-nb::object column_forward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
-                          bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain,
-                          int threads, Address mask, Address weight, Address bias, Address x, Address statistics,
-                          Address y, Address running_mean, Address running_var, int running_dtype, double factor) {
-    nb::object kept = nb::none();
-    if (!statistics) {
-        kept = doubles((pooled ? 1 : segments) * (2 * groups + 1));
-        statistics = (Address)PyBytes_AS_STRING(kept.ptr());
+// y (and with a branch the stream) is written; the statistics go into the tensor given for them or come back as bytes.
+nb::object row_forward(Object x, Object branch, Object weight, Object bias, Object mask, Object statistics, Object y,
+                       Object stream, Object facts, int threads) {
+    RowNorm a{};
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_rows(a, of_x);
+    if (set_facts(a, facts) != !branch.is_none()) throw nb::value_error("a branch and its facts come together");
+    Parameters p;
+    a.weight = p.read("weight", weight, gains(a));
+    a.bias = p.read("bias", bias, a.width);
+    a.param_dtype = p.dtype;
+    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.rows).data;
+    a.branch = read_like(of_x, "branch", branch);
+    a.y = dense_like(of_x, tensors.write("y", y.ptr()));
+    if (a.branch) a.stream = dense_like(of_x, tensors.write("stream", stream.ptr()));
+    Statistics kept;
+    set_statistics(a, kept.at(statistics, statistics_of(a)));
+    a.threads = threads;
+    {
+        nb::gil_scoped_release released;
+        chosen->table->row_forward(a);
     }
-    nb::gil_scoped_release released;
-    ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
-                               eps, offset_gain, threads, mask, weight, bias, x, statistics);
-    a.y = at<void>(y); a.running_mean = at<void>(running_mean); a.running_var = at<void>(running_var);
-    a.running_dtype = (DType)running_dtype; a.factor = factor;
-    if (y) chosen->table->column_forward(a);
-    else chosen->table->column_moments(a);
-    return kept;
+    return kept.made;
 }
 
-void column_backward(int64_t segments, int64_t rows, int64_t channels, int64_t groups, bool planes, bool pooled,
-                     bool centered, bool given, int dtype, int param_dtype, double eps, bool offset_gain, int threads,
-                     Address mask, Address weight, Address x, nb::handle statistics, Address grad, Address sum_grad,
-                     Address sum_grad_xhat, bool sums, bool apply, Address direct, Address along, Address offset,
-                     Address dx, Address dweight, Address dbias) {
-    const Address kept = address_of(statistics);
+// x is the stream when there was a residual. dbranch None: it equals dx.
+void row_backward(Object x, Object weight, Object mask, Object statistics, Object grad, Object grad_stream, Object dx,
+                  Object dbranch, Object dweight, Object dbias, Object facts, int threads) {
+    RowNorm a{};
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_rows(a, of_x);
+    if (set_facts(a, facts)) {
+        if (!of_x.dense()) of_x.refuse("is not dense");
+        a.branch = a.stream = (void*)a.x;  // only its presence matters: backward reads the stream
+        if (dbranch.is_none() && !(a.alpha == 1 && a.drop == 0)) throw nb::value_error("dbranch is missing");
+    }
+    Parameters p;
+    a.weight = p.read("weight", weight, gains(a));
+    a.dweight = p.write("dweight", dweight, gains(a));
+    a.dbias = p.write("dbias", dbias, a.width);
+    a.param_dtype = p.dtype;
+    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.rows).data;
+    a.grad = dense_like(of_x, tensors.read("the gradient", grad.ptr()));
+    a.grad_stream = read_like(of_x, "the gradient of the stream", grad_stream);
+    a.dx = dense_like(of_x, tensors.write("dx", dx.ptr()));
+    a.dbranch = write_like(of_x, "dbranch", dbranch);
+    if (statistics.is_none()) throw Unfit("the statistics are missing");
+    Statistics kept;
+    set_statistics(a, kept.at(statistics, statistics_of(a)));
+    a.threads = threads;
     nb::gil_scoped_release released;
-    ColumnNorm a = column_norm(segments, rows, channels, groups, planes, pooled, centered, given, dtype, param_dtype,
-                               eps, offset_gain, threads, mask, weight, 0, x, kept);
-    a.grad = at<void>(grad); a.sum_grad = at<double>(sum_grad); a.sum_grad_xhat = at<double>(sum_grad_xhat);
-    a.direct = at<double>(direct); a.along = at<double>(along); a.offset = at<double>(offset);
-    a.dx = at<void>(dx); a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
-    if (sums && apply) chosen->table->column_backward(a);
-    else if (sums) chosen->table->column_backward_sums(a);
-    else chosen->table->column_backward_apply(a);
+    chosen->table->row_backward(a);
 }
 
-Pointwise pointwise(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
-                    Address alpha, Address shift, Address weight, Address bias, Address x) {
+// Would row_forward take these? For callers who must not begin (draw a seed) and then be refused.
+bool fits_residual(Object x, Object branch, Object weight, Object bias) {
+    try {
+        RowNorm a{};
+        const Seen of_x = tensors.read("x", x.ptr());
+        set_rows(a, of_x);
+        read_like(of_x, "branch", branch);
+        Parameters p;
+        p.read("weight", weight, a.width);
+        p.read("bias", bias, a.width);
+        return true;
+    } catch (const Unfit&) {
+        return false;
+    }
+}
+
+// ---- columns ----
+
+// How x lies in memory, from its own shape and strides: row-major, or with the channels innermost ("channels last").
+void set_layout(ColumnNorm& a, const Seen& x, Object facts) {
+    Facts f(facts);
+    a.eps = f.take<double>();
+    a.offset_gain = f.take<bool>();
+    a.centered = f.take<bool>();
+    const int channel = f.take<int>();
+    a.groups = f.take<int64_t>();
+    a.pooled = f.take<bool>();
+    a.x = x.data;
+    a.dtype = x.dtype;
+    if (channel < 1 || channel >= x.axes) x.refuse("has no such channel axis");
+    a.channels = x.shape[channel];
+    if (a.groups < 1 || a.channels < 1 || a.channels % a.groups) x.refuse("has channels that the groups do not divide");
+    const bool last = channel == x.axes - 1;
+    if (!a.pooled && channel != 1 && !last) x.refuse("has its samples not next to its channels");
+    int64_t outer = 1, inner = 1;
+    for (int d = 0; d < x.axes; ++d)
+        if (d != channel) (d < channel ? outer : inner) *= x.shape[d];
+    a.planes = false;
+    if (x.dense()) {
+        if (!last) a.planes = true;
+    } else {
+        int64_t step = a.channels;
+        if (a.channels != 1 && x.strides[channel] != 1) x.refuse("is neither dense nor channels last");
+        for (int d = x.axes; d-- > 0;) {
+            if (d == channel) continue;
+            if (x.shape[d] != 1 && x.strides[d] != step) x.refuse("is neither dense nor channels last");
+            step *= x.shape[d];
+        }
+    }
+    const int64_t positions = outer * inner;
+    if (a.planes) { a.segments = outer; a.rows = inner; }
+    else if (a.pooled) { a.segments = 1; a.rows = positions; }
+    else { a.segments = x.shape[0]; a.rows = a.segments ? positions / a.segments : 0; }
+}
+
+// Of x's shape and dtype and in the same order in memory.
+char* laid_out_like(const Seen& x, const Seen& s) {
+    if (!s.shaped(x)) s.refuse("has another shape than " + std::string(x.name));
+    if (s.dtype != x.dtype) s.refuse("has another dtype than " + std::string(x.name));
+    for (int32_t d = 0; d < x.axes && x.size; ++d)
+        if (x.shape[d] != 1 && s.strides[d] != x.strides[d]) s.refuse("lies in memory in another order than " + std::string(x.name));
+    return s.data;
+}
+
+int64_t sets(const ColumnNorm& a) { return a.pooled ? 1 : a.segments; }
+void set_statistics(ColumnNorm& a, double* kept) {  // [mean | square | count]
+    a.mean = kept;
+    a.var = kept + sets(a) * a.groups;
+    a.count = a.var + sets(a) * a.groups;
+}
+int64_t statistics_of(const ColumnNorm& a) { return sets(a) * (2 * a.groups + 1); }
+
+// Running mean and variance that a kernel may move: of one dtype, dense, a value per channel.
+void set_running(ColumnNorm& a, Object mean, Object variance) {
+    Parameters p;
+    a.running_mean = p.write("running_mean", mean, a.channels);
+    a.running_var = p.write("running_var", variance, a.channels);
+    a.running_dtype = p.dtype;
+}
+bool fits_running(Object mean, Object variance, int64_t channels) {
+    try {
+        ColumnNorm a{};
+        a.channels = channels;
+        set_running(a, mean, variance);
+        return true;
+    } catch (const Unfit&) {
+        return false;
+    }
+}
+
+// The statistics are read from `statistics` when they are `given`, else written there or returned as bytes. y None: moments only.
+// running: None, or (mean, variance, factor) to be moved.
+nb::object column_forward(Object x, Object weight, Object bias, Object mask, Object statistics, bool given, Object y,
+                          Object running, Object facts, int threads) {
+    ColumnNorm a{};
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_layout(a, of_x, facts);
+    a.given = given;
+    Parameters p;
+    a.weight = p.read("weight", weight, a.channels);
+    a.bias = p.read("bias", bias, a.channels);
+    a.param_dtype = p.dtype;
+    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.channels ? of_x.size / a.channels : 0).data;
+    if (!y.is_none()) a.y = laid_out_like(of_x, tensors.write("y", y.ptr()));
+    if (given && statistics.is_none()) throw Unfit("the statistics are missing");
+    if (!running.is_none()) {
+        if (!a.pooled || a.groups != a.channels || given) throw nb::value_error("running statistics are those of a batch");
+        Facts r(running);
+        const Object mean = r.take<nb::object>(), variance = r.take<nb::object>();
+        set_running(a, mean, variance);
+        a.factor = r.take<double>();
+    }
+    Statistics kept;
+    set_statistics(a, kept.at(statistics, statistics_of(a)));
+    a.threads = threads;
+    {
+        nb::gil_scoped_release released;
+        if (!a.y) chosen->table->column_moments(a);
+        else if (of_x.size || !given) chosen->table->column_forward(a);
+    }
+    return kept.made;
+}
+
+// dx None: only the sums are taken. coefficients: dx from them instead of from the sums (see kernels.h).
+void column_backward(Object x, Object weight, Object mask, Object statistics, bool given, Object grad, Object dx, Object dweight,
+                     Object dbias, Object sums, Object coefficients, Object facts, int threads) {
+    ColumnNorm a{};
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_layout(a, of_x, facts);
+    a.given = given;
+    Parameters p;
+    a.weight = p.read("weight", weight, a.channels);
+    a.dweight = p.write("dweight", dweight, a.channels);
+    a.dbias = p.write("dbias", dbias, a.channels);
+    a.param_dtype = p.dtype;
+    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), of_x.size / a.channels).data;
+    a.grad = laid_out_like(of_x, tensors.read("the gradient", grad.ptr()));
+    if (statistics.is_none()) throw Unfit("the statistics are missing");
+    Statistics kept;
+    set_statistics(a, kept.at(statistics, statistics_of(a)));
+    const int64_t wide = sets(a) * a.channels;
+    if ((a.sum_grad = doubles_in("the sums", sums, 2 * wide))) a.sum_grad_xhat = a.sum_grad + wide;
+    if ((a.direct = doubles_in("the coefficients", coefficients, 3 * wide))) {
+        a.along = a.direct + wide;
+        a.offset = a.along + wide;
+    }
+    if (!dx.is_none()) a.dx = laid_out_like(of_x, tensors.write("dx", dx.ptr()));
+    else if (!a.sum_grad) throw nb::value_error("neither dx nor sums are wanted");
+    if (a.direct && !a.sum_grad) throw nb::value_error("coefficients come with sums");
+    a.threads = threads;
+    nb::gil_scoped_release released;
+    if (!a.dx) chosen->table->column_backward_sums(a);
+    else if (a.direct) chosen->table->column_backward_apply(a);
+    else chosen->table->column_backward(a);
+}
+
+// ---- pointwise ----
+
+void set_pointwise(Pointwise& a, const Seen& x, Parameters& p, Object alpha, Object shift, Object weight, Object mask, bool erf,
+                   int threads) {
+    if (!x.axes || x.last < 1) x.refuse("has no features");
+    if (!x.dense()) x.refuse("is not dense");
+    a.x = x.data; a.dtype = x.dtype; a.width = x.last; a.rows = x.size / x.last; a.erf = erf; a.threads = threads;
+    a.alpha = p.read_scalar("alpha", alpha);
+    if (!a.alpha) throw Unfit("alpha is missing");
+    a.shift = p.read_scalar("shift", shift);
+    a.weight = p.read("weight", weight, a.width);
+    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.rows).data;
+}
+
+void pointwise_forward(Object x, Object alpha, Object shift, Object weight, Object bias, Object mask, Object y, bool erf,
+                       int threads) {
     Pointwise a{};
-    a.rows = rows; a.width = width; a.dtype = (DType)dtype; a.param_dtype = (DType)param_dtype; a.erf = erf;
-    a.threads = threads; a.mask = at<const uint8_t>(mask); a.alpha = at<void>(alpha); a.shift = at<void>(shift);
-    a.weight = at<void>(weight); a.bias = at<void>(bias); a.x = at<void>(x);
-    return a;
-}
-
-void pointwise_forward(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
-                       Address alpha, Address shift, Address weight, Address bias, Address x, Address y) {
-    Pointwise a = pointwise(rows, width, dtype, param_dtype, erf, threads, mask, alpha, shift, weight, bias, x);
-    a.y = at<void>(y);
+    Parameters p;
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_pointwise(a, of_x, p, alpha, shift, weight, mask, erf, threads);
+    a.bias = p.read("bias", bias, a.width);
+    a.param_dtype = p.dtype;
+    a.y = dense_like(of_x, tensors.write("y", y.ptr()));
+    nb::gil_scoped_release released;
     chosen->table->pointwise_forward(a);
 }
 
-void pointwise_backward(int64_t rows, int64_t width, int dtype, int param_dtype, bool erf, int threads, Address mask,
-                        Address alpha, Address shift, Address weight, Address x, Address grad, Address dx,
-                        Address dalpha, Address dshift, Address dweight, Address dbias) {
-    Pointwise a = pointwise(rows, width, dtype, param_dtype, erf, threads, mask, alpha, shift, weight, 0, x);
-    a.grad = at<void>(grad); a.dx = at<void>(dx); a.dalpha = at<void>(dalpha); a.dshift = at<void>(dshift);
-    a.dweight = at<void>(dweight); a.dbias = at<void>(dbias);
+void pointwise_backward(Object x, Object alpha, Object shift, Object weight, Object mask, Object grad, Object dx, Object dalpha,
+                        Object dshift, Object dweight, Object dbias, bool erf, int threads) {
+    Pointwise a{};
+    Parameters p;
+    const Seen of_x = tensors.read("x", x.ptr());
+    set_pointwise(a, of_x, p, alpha, shift, weight, mask, erf, threads);
+    a.dalpha = p.write_scalar("dalpha", dalpha);
+    a.dshift = p.write_scalar("dshift", dshift);
+    a.dweight = p.write("dweight", dweight, a.width);
+    a.dbias = p.write("dbias", dbias, a.width);
+    a.param_dtype = p.dtype;
+    a.grad = dense_like(of_x, tensors.read("the gradient", grad.ptr()));
+    a.dx = dense_like(of_x, tensors.write("dx", dx.ptr()));
+    nb::gil_scoped_release released;
     chosen->table->pointwise_backward(a);
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-    typedef nb::call_guard<nb::gil_scoped_release> Released;
     chosen = best_isa();
     m.def("isas", [] {
         std::vector<std::pair<std::string, bool>> all;
@@ -267,24 +435,25 @@ NB_MODULE(_native, m) {
         if (!isa->supported()) throw std::invalid_argument("this machine has no " + name);
         chosen = isa;
     });
+    m.def("use_huge_pages", [](bool wanted) { huge_pages = wanted; }, "ask for huge pages under large outputs, or not");
+    m.def("huge_pages", [] { return huge_pages; }, "are huge pages asked for?");
 #ifdef _OPENMP
     m.attr("openmp") = true;
 #else
     m.attr("openmp") = false;
 #endif
-    m.def("see_tensors", [](nb::handle capsule) { return tensors.use(capsule.ptr()); },
-          "give the thin functions torch's table for looking into tensors; False: they cannot be used");
+    nb::exception<Unfit>(m, "Unfit", PyExc_RuntimeError);
+    m.def("see_tensors", [](Object capsule, Object plain, Object is_neg) {
+        return tensors.use(capsule.ptr(), plain.ptr(), is_neg.ptr());
+    }, "torch's table for looking into tensors, the plain types, Tensor.is_neg; False: descriptions must be sent");
     const auto one = nb::arg();
     const auto maybe = nb::arg().none();  // None is taken, too
-    m.def("fits_rows", &fits_rows, one, maybe, maybe, one, one);
-    m.def("fits_residual", &fits_residual, one, one, maybe, maybe, one);
-    m.def("thin_forward", &thin_forward, one, maybe, maybe, maybe, one, maybe, one, one, one, one, one, one, one, one, one);
-    m.def("thin_backward", &thin_backward, one, maybe, one, one, maybe, one, maybe, maybe, maybe, one, one, one, one, one, one,
-          one, one, one, one);
-    m.def("row_forward", &row_forward);
-    m.def("row_backward", &row_backward);
-    m.def("column_forward", &column_forward);
-    m.def("column_backward", &column_backward);
-    m.def("pointwise_forward", &pointwise_forward, Released());
-    m.def("pointwise_backward", &pointwise_backward, Released());
+    m.def("fits_residual", &fits_residual, one, one, maybe, maybe);
+    m.def("fits_running", &fits_running, one, one, one);
+    m.def("row_forward", &row_forward, one, maybe, maybe, maybe, maybe, maybe, one, maybe, one, one);
+    m.def("row_backward", &row_backward, one, maybe, maybe, one, one, maybe, one, maybe, maybe, maybe, one, one);
+    m.def("column_forward", &column_forward, one, maybe, maybe, maybe, maybe, one, maybe, maybe, one, one);
+    m.def("column_backward", &column_backward, one, maybe, maybe, one, one, one, maybe, maybe, maybe, maybe, maybe, one, one);
+    m.def("pointwise_forward", &pointwise_forward, one, one, maybe, maybe, maybe, maybe, one, one, one);
+    m.def("pointwise_backward", &pointwise_backward, one, one, maybe, maybe, maybe, one, one, maybe, maybe, maybe, maybe, one, one);
 }

@@ -10,6 +10,9 @@
 // lie further from its mean than sqrt(run) deviations, so cancellation costs a bounded factor, 1.25 on ordinary data;
 // runs are merged in float64 (Chan et al.). Only real rows are gathered, in order, so adding padding changes no bit.
 // The cut into tasks follows each segment's real rows alone.
+//
+// Segments without a common statistic are worked on in parts, a few segments through all passes at a time: what lies between
+// the passes is then bounded, however many segments there are, and x is still in a cache when it is read again.
 #include "moments.h"
 #include "tasks.h"
 
@@ -20,11 +23,6 @@ namespace {
 constexpr int run_rows = 16;        // rows summed in registers before a float64 merge
 constexpr int apply_rows = 4;       // rows that share one load of the coefficients
 constexpr int64_t chunk = 4096;     // planes: values per run
-
-// slot_gather is used by workers, the others by the caller.
-enum Slot {
-    slot_index, slot_tasks, slot_partial, slot_coefficients, slot_segments, slot_gather, slot_sums, slot_backward, slot_spread
-};
 
 inline int64_t sets(const ColumnNorm& a) { return a.pooled ? 1 : a.segments; }
 inline int64_t set_of(const ColumnNorm& a, int64_t segment) { return a.pooled ? 0 : segment; }
@@ -53,20 +51,35 @@ template <class F> inline __attribute__((always_inline)) double lane_sum(int64_t
 
 // The real rows of each segment, and the tasks they are cut into.
 struct Rows {
-    const int64_t* index;   // row numbers within the whole tensor; null = every row
-    const int64_t* start;   // [segments + 1] into index
     struct Task { int64_t segment, begin, end; };
-    const Task* task;
-    int64_t tasks;
+    const Scratch places;
+    int64_t* const start;   // [segments + 1] into index
+    int64_t* const index;   // row numbers within the whole tensor; null = every row
+    const int64_t tasks;
+    const Scratch cut;
+    Task* const task;
     inline int64_t at(int64_t i) const { return index ? index[i] : i; }
     inline int64_t count(int64_t segment) const { return start[segment + 1] - start[segment]; }
+
+    explicit Rows(const ColumnNorm& a)
+        : places((size_t)(a.segments + 1 + (a.mask ? a.segments * a.rows : 0)) * sizeof(int64_t)), start(places.as<int64_t>()),
+          index(a.mask ? start + a.segments + 1 : nullptr), tasks(find(a)), cut((size_t)(tasks + 1) * sizeof(Task)),
+          task(cut.as<Task>()) {
+        int64_t t = 0;
+        for (int64_t s = 0; s < a.segments; ++s) {
+            const int64_t per_task = rows_per_task(count(s));
+            for (int64_t r = start[s]; r < start[s + 1]; r += per_task)
+                task[t++] = {s, r, r + per_task < start[s + 1] ? r + per_task : start[s + 1]};
+        }
+    }
+
+private:
+    int64_t find(const ColumnNorm& a) const;
 };
 
-Rows real_rows(const ColumnNorm& a) {
-    const int64_t all = a.segments * a.rows;
-    int64_t* start = (int64_t*)scratch(slot_index, (size_t)(a.segments + 1 + (a.mask ? all : 0)) * sizeof(int64_t));
-    int64_t* index = a.mask ? start + a.segments + 1 : nullptr;
-    int64_t found = 0, tasks = 0;
+// Fills start and index; returns the number of tasks.
+int64_t Rows::find(const ColumnNorm& a) const {
+    int64_t found = 0, number = 0;
     for (int64_t s = 0; s < a.segments; ++s) {
         start[s] = found;
         if (a.mask) {
@@ -79,17 +92,66 @@ Rows real_rows(const ColumnNorm& a) {
             found += a.rows;
         }
         const int64_t n = found - start[s], per_task = rows_per_task(n);
-        tasks += (n + per_task - 1) / per_task;
+        number += (n + per_task - 1) / per_task;
     }
     start[a.segments] = found;
-    Rows::Task* task = (Rows::Task*)scratch(slot_tasks, (size_t)(tasks + 1) * sizeof(Rows::Task));
-    int64_t t = 0;
-    for (int64_t s = 0; s < a.segments; ++s) {
-        const int64_t per_task = rows_per_task(start[s + 1] - start[s]);
-        for (int64_t r = start[s]; r < start[s + 1]; r += per_task)
-            task[t++] = {s, r, r + per_task < start[s + 1] ? r + per_task : start[s + 1]};
+    return number;
+}
+
+// ---- parts ----------------------------------------------------------------------------------------------------
+
+constexpr int64_t tile_values = 16384, tile_bytes = 1 << 20;   // a part that one thread works on alone: values, working memory
+constexpr int64_t team_values = 262144, team_bytes = 4 << 20;  // a part that all threads work on has at least one of these
+
+// `count` segments of `a` from `first` on.
+template <class T> ColumnNorm part(const ColumnNorm& a, int64_t first, int64_t count) {
+    ColumnNorm p = a;
+    const int64_t cells = first * a.rows * a.channels, stats = first * a.groups, columns = first * a.channels;
+    const auto move = [](auto*& pointer, int64_t by) { if (pointer) pointer += by; };
+    const auto move_cells = [&](auto*& pointer) { if (pointer) pointer = (T*)pointer + cells; };
+    p.segments = count;
+    move(p.mask, first * a.rows);
+    move(p.mean, stats); move(p.var, stats); move(p.count, first);
+    move(p.sum_grad, columns); move(p.sum_grad_xhat, columns);
+    move(p.direct, columns); move(p.along, columns); move(p.offset, columns);
+    move_cells(p.x); move_cells(p.y); move_cells(p.grad); move_cells(p.dx);
+    return p;
+}
+
+struct Cut {
+    int64_t segments;  // per part
+    bool alone;        // one thread per part; else all threads on each
+};
+
+// Where parts begin and end moves no bit: a segment is computed from itself.
+template <class T> Cut cut_into_parts(const ColumnNorm& a) {
+    typedef typename Compute<T>::type C;
+    if (a.pooled) return {a.segments, false};
+    const int64_t values = a.rows * a.channels, tasks = a.planes ? 0 : a.rows / rows_per_task(a.rows) + 2;
+    const int64_t bytes = padded<C>(a.channels) * (int64_t)(2 * sizeof(double) * (tasks + 1) + 6 * sizeof(C)) +
+                          (int64_t)sizeof(int64_t) * (6 + (a.mask ? a.rows : 0));
+    const auto fit = [](int64_t room, int64_t each) { return each > 0 && room > each ? room / each : 1; };
+    if (values > tile_values) {
+        const int64_t by_values = fit(team_values, values), by_bytes = fit(team_bytes, bytes);
+        return {by_values > by_bytes ? by_values : by_bytes, false};
     }
-    return {index, start, task, tasks};
+    const int64_t by_bytes = fit(tile_bytes, bytes), by_values = threads(a) > 1 ? fit(tile_values, values) : by_bytes;
+    return {by_values < by_bytes ? by_values : by_bytes, true};
+}
+
+// f(part) for all parts of `a`.
+template <class T, class F> void in_parts(const ColumnNorm& a, F&& f) {
+    const Cut cut = cut_into_parts<T>(a);
+    if (cut.segments >= a.segments) return f(a);
+    const auto one = [&](int64_t i, int team) {
+        const int64_t first = i * cut.segments, left = a.segments - first;
+        ColumnNorm p = part<T>(a, first, left < cut.segments ? left : cut.segments);
+        p.threads = team;
+        f(p);
+    };
+    const int64_t parts = (a.segments + cut.segments - 1) / cut.segments;
+    if (cut.alone) return run_tasks(parts, elements(a), threads(a), [&](int64_t i) { one(i, 1); });
+    for (int64_t i = 0; i < parts; ++i) one(i, a.threads);
 }
 
 // ---- moments --------------------------------------------------------------------------------------------------
@@ -161,7 +223,8 @@ template <class T, class F> void plane_runs(const ColumnNorm& a, const Rows& row
         for (int64_t r = 0; r < a.rows; r += chunk) f(x + r, grad ? grad + r : nullptr, a.rows - r < chunk ? a.rows - r : chunk);
         return;
     }
-    T* gathered = (T*)scratch(slot_gather, 2 * chunk * sizeof(T));
+    const Scratch room(2 * chunk * sizeof(T));
+    T* gathered = room.as<T>();
     const int64_t first_row = segment * a.rows;
     for (int64_t i = rows.start[segment]; i < rows.start[segment + 1]; i += chunk) {
         const int64_t left = rows.start[segment + 1] - i, n = left < chunk ? left : chunk;
@@ -176,8 +239,8 @@ template <class T, class F> void plane_runs(const ColumnNorm& a, const Rows& row
 template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
     typedef typename Compute<T>::type C;
     const int64_t wide = padded<C>(a.channels);
-    double* seg_mean = (double*)scratch(slot_segments, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
-    double* seg_m2 = seg_mean + a.segments * a.channels;
+    const Scratch of_segments((size_t)(a.segments * a.channels) * 2 * sizeof(double));
+    double *seg_mean = of_segments.as<double>(), *seg_m2 = seg_mean + a.segments * a.channels;
     if (a.planes) {
         run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             double n = 0, mean = 0, m2 = 0;
@@ -189,14 +252,16 @@ template <class T> void take_moments(const ColumnNorm& a, const Rows& rows) {
             seg_m2[plane] = m2;
         });
     } else {
-        double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+        const Scratch of_tasks((size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+        const Scratch firsts((size_t)(a.segments + 1) * sizeof(int64_t));
+        double* partial = of_tasks.as<double>();
         run_tasks(rows.tasks, elements(a), threads(a), [&](int64_t t) {
             column_run<T>(a, rows, rows.task[t], partial + 2 * t * wide, partial + (2 * t + 1) * wide);
         });
         constexpr int64_t columns = 128;
         const int64_t parts = (wide + columns - 1) / columns;
         // One job per segment and strip of columns: its tasks are merged in order.
-        int64_t* first_task = (int64_t*)scratch(slot_sums, (size_t)(a.segments + 1) * sizeof(int64_t));
+        int64_t* first_task = firsts.as<int64_t>();
         int64_t t = 0;
         for (int64_t s = 0; s <= a.segments; ++s) {
             while (t < rows.tasks && rows.task[t].segment < s) ++t;
@@ -295,26 +360,23 @@ void update_running(const ColumnNorm& a) {
 // Per-(set, channel) coefficients in compute precision and block order, one array after the other.
 template <class T> struct Coefficients {
     typedef typename Compute<T>::type C;
-    C* base;
-    int64_t wide;
-    int arrays;
+    const int64_t wide;
+    const int arrays;
+    const Scratch room;
+    C* const base;
+    Coefficients(const ColumnNorm& a, int arrays_)
+        : wide(padded<C>(a.channels)), arrays(arrays_), room((size_t)(sets(a) * arrays * wide) * sizeof(C)), base(room.as<C>()) {
+        memset(base, 0, (size_t)(sets(a) * arrays * wide) * sizeof(C));
+    }
     inline C* get(int64_t set, int which) const { return base + (set * arrays + which) * wide; }
 };
-
-template <class T> Coefficients<T> coefficients(const ColumnNorm& a, int arrays) {
-    typedef typename Compute<T>::type C;
-    const int64_t wide = padded<C>(a.channels), n = sets(a) * arrays * wide;
-    C* base = (C*)scratch(slot_coefficients, (size_t)n * sizeof(C));
-    memset(base, 0, (size_t)n * sizeof(C));
-    return {base, wide, arrays};
-}
 
 // f(set, mean, 1/deviation) for every set, the two as one value per channel: plain loops over channels follow, which the
 // compiler turns into vectors (a root and a division for each channel in turn took a third of a small BatchNorm).
 template <class F> inline void each_set(const ColumnNorm& a, F&& f) {
     const int64_t width = a.channels / a.groups;
-    double* rstd = (double*)scratch(slot_spread, (size_t)a.channels * 2 * sizeof(double));
-    double* spread = rstd + a.channels;
+    const Scratch room((size_t)a.channels * 2 * sizeof(double));
+    double *rstd = room.as<double>(), *spread = rstd + a.channels;
     for (int64_t set = 0; set < sets(a); ++set) {
         const double *mean = a.mean + set * a.groups, *var = a.var + set * a.groups;
         for (int64_t g = 0; g < a.groups; ++g) rstd[g] = 1.0 / sqrt(var[g] + a.eps);
@@ -372,12 +434,18 @@ template <class T> void blank_plane(const ColumnNorm& a, int64_t segment, T* pla
         if (!a.mask[segment * a.rows + r]) plane[r] = zero;
 }
 
-template <class T> void apply(const ColumnNorm& a) {
+// How y or dx is written: decided for the whole tensor, of which a pass may see a part only.
+template <class T> Output output(const ColumnNorm& a, void* to) {
+    expect_huge(to, (size_t)elements(a) * sizeof(T));
+    return Output((const T*)to, elements(a), a.planes ? a.rows : a.channels);
+}
+
+template <class T> void apply(const ColumnNorm& a, const Output& out) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
-    const Coefficients<T> k = coefficients<T>(a, 3);
-    double* gain = (double*)scratch(slot_sums, (size_t)a.channels * 2 * sizeof(double));
-    double* bias = gain + a.channels;
+    const Coefficients<T> k(a, 3);
+    const Scratch room((size_t)a.channels * 2 * sizeof(double));
+    double *gain = room.as<double>(), *bias = gain + a.channels;
     widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
     widen(bias, a.param_dtype, a.bias, a.channels, 0, 0);
     each_set(a, [&](int64_t set, const double* mean, const double* rstd) {
@@ -393,8 +461,6 @@ template <class T> void apply(const ColumnNorm& a) {
     });
     const T* x = (const T*)a.x;
     T* y = (T*)a.y;
-    expect_huge(y, (size_t)elements(a) * sizeof(T));
-    const Output out(y, elements(a), a.planes ? a.rows : a.channels);
     if (a.planes) {
         run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
             const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
@@ -445,39 +511,46 @@ template <class T> void fill_normalizers(const ColumnNorm& a, const Coefficients
 template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
-    const Coefficients<T> k = coefficients<T>(a, 3);
+    const Coefficients<T> k(a, 3);
     fill_normalizers<T>(a, k);
     const int64_t wide = k.wide, set_channels = sets(a) * a.channels;
     for (int64_t i = 0; i < set_channels; ++i) a.sum_grad[i] = a.sum_grad_xhat[i] = 0;  // null when there is no sample
     if (a.planes) {
-        double* per_plane = (double*)scratch(slot_partial, (size_t)(a.segments * a.channels) * 2 * sizeof(double));
-        run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
-            const int64_t s = plane / a.channels, c = plane % a.channels, l = slot<T>(c), set = set_of(a, s);
-            const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
-            double total = 0, along = 0;
-            plane_runs<T>(a, rows, s, c, [&](const T* x, const T* grad, int64_t n) {
-                Bk sum = Bk::all(0), product = Bk::all(0);
-                each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                    const Bk g = load(grad + j, count);
-                    sum = sum + g;
-                    product = product + g * ((load(x + j, count) - hi) * scale + rest);
+        const int64_t planes = a.segments * a.channels, fit = team_bytes / (2 * (int64_t)sizeof(double));
+        const int64_t together = planes < fit ? planes : fit;
+        const Scratch room((size_t)together * 2 * sizeof(double));
+        double* per_plane = room.as<double>();
+        for (int64_t first = 0, count; first < planes; first += count) {
+            count = planes - first < together ? planes - first : together;
+            run_tasks(count, elements(a), threads(a), [&](int64_t i) {
+                const int64_t s = (first + i) / a.channels, c = (first + i) % a.channels, l = slot<T>(c), set = set_of(a, s);
+                const C hi = k.get(set, 0)[l], scale = k.get(set, 1)[l], rest = k.get(set, 2)[l];
+                double total = 0, along = 0;
+                plane_runs<T>(a, rows, s, c, [&](const T* x, const T* grad, int64_t n) {
+                    Bk sum = Bk::all(0), product = Bk::all(0);
+                    each_block<C>(n, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                        const Bk g = load(grad + j, count);
+                        sum = sum + g;
+                        product = product + g * ((load(x + j, count) - hi) * scale + rest);
+                    });
+                    total += (double)horizontal(sum);
+                    along += (double)horizontal(product);
                 });
-                total += (double)horizontal(sum);
-                along += (double)horizontal(product);
+                per_plane[2 * i] = total;
+                per_plane[2 * i + 1] = along;
             });
-            per_plane[2 * plane] = total;
-            per_plane[2 * plane + 1] = along;
-        });
-        for (int64_t plane = 0; plane < a.segments * a.channels; ++plane) {
-            const int64_t at = set_of(a, plane / a.channels) * a.channels + plane % a.channels;
-            a.sum_grad[at] += per_plane[2 * plane];
-            a.sum_grad_xhat[at] += per_plane[2 * plane + 1];
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t at = set_of(a, (first + i) / a.channels) * a.channels + (first + i) % a.channels;
+                a.sum_grad[at] += per_plane[2 * i];
+                a.sum_grad_xhat[at] += per_plane[2 * i + 1];
+            }
         }
         return;
     }
     const T* x = (const T*)a.x;
     const T* grad = (const T*)a.grad;
-    double* partial = (double*)scratch(slot_partial, (size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+    const Scratch of_tasks((size_t)((rows.tasks + 1) * wide) * 2 * sizeof(double));
+    double* partial = of_tasks.as<double>();
     run_tasks(rows.tasks, elements(a), threads(a), [&](int64_t t) {
         const Rows::Task task = rows.task[t];
         const int64_t set = set_of(a, task.segment);
@@ -516,12 +589,14 @@ template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     }
 }
 
-template <class T> void gradient(const ColumnNorm& a) {
+template <class T> void gradient(const ColumnNorm& a, const Output& out) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
-    const Coefficients<T> k = coefficients<T>(a, 6);
+    if (!a.dx) return;
+    const Coefficients<T> k(a, 6);
     fill_normalizers<T>(a, k);
-    double* gain = (double*)scratch(slot_sums, (size_t)a.channels * 3 * sizeof(double));
+    const Scratch room((size_t)a.channels * 3 * sizeof(double));
+    double* gain = room.as<double>();
     double *c1 = gain + a.channels, *c2 = c1 + a.channels;
     widen(gain, a.param_dtype, a.weight, a.channels, 1, a.offset_gain ? 1 : 0);
     each_set(a, [&](int64_t set, const double*, const double* rstd) {
@@ -550,21 +625,9 @@ template <class T> void gradient(const ColumnNorm& a) {
             offset[l] = (C)(share_1 * rstd[c] * c1[c]);
         }
     });
-    double *dweight = gain + a.channels, *dbias = dweight + a.channels;
-    memset(dweight, 0, (size_t)a.channels * 2 * sizeof(double));
-    for (int64_t set = 0; set < sets(a); ++set)
-        for (int64_t c = 0; c < a.channels; ++c) {
-            dweight[c] += a.sum_grad_xhat[set * a.channels + c];
-            dbias[c] += a.sum_grad[set * a.channels + c];
-        }
-    if (a.dweight) narrow(a.param_dtype, a.dweight, dweight, a.channels);
-    if (a.dbias) narrow(a.param_dtype, a.dbias, dbias, a.channels);
     const T* x = (const T*)a.x;
     const T* grad = (const T*)a.grad;
     T* dx = (T*)a.dx;
-    if (!dx) return;
-    expect_huge(dx, (size_t)elements(a) * sizeof(T));
-    const Output out(dx, elements(a), a.planes ? a.rows : a.channels);
     const bool straight = a.given && !a.direct;  // dx = direct * grad: x need not be read
     if (a.planes) {
         run_tasks(a.segments * a.channels, elements(a), threads(a), [&](int64_t plane) {
@@ -610,40 +673,101 @@ template <class T> void gradient(const ColumnNorm& a) {
     });
 }
 
-template <template <class> class Pass> void by_dtype(const ColumnNorm& a) {
-    switch (a.dtype) {
-        case DType::f32: return Pass<float>::run(a);
-        case DType::f64: return Pass<double>::run(a);
-        case DType::bf16: return Pass<bf16>::run(a);
-        case DType::f16: return Pass<f16>::run(a);
+// The gradients of gain and bias: the sums of all sets, added in their order.
+struct ParameterSums {
+    const bool wanted;
+    const Scratch room;
+    double *const dweight, *const dbias;
+
+    explicit ParameterSums(const ColumnNorm& a)
+        : wanted(a.dweight || a.dbias), room((size_t)a.channels * 2 * sizeof(double)), dweight(room.as<double>()),
+          dbias(dweight + a.channels) {
+        memset(dweight, 0, (size_t)a.channels * 2 * sizeof(double));
     }
-}
-template <class T> struct MomentsPass { static void run(const ColumnNorm& a) { take_moments<T>(a, real_rows(a)); } };
-template <class T> struct ForwardPass {
-    static void run(const ColumnNorm& a) {
-        if (!a.given) take_moments<T>(a, real_rows(a));
-        if (a.running_mean) update_running(a);
-        apply<T>(a);
+    void add(const ColumnNorm& a) const {
+        if (!wanted) return;
+        constexpr int64_t strip = 128;
+        run_tasks((a.channels + strip - 1) / strip, sets(a) * a.channels, threads(a), [&](int64_t job) {
+            const int64_t begin = job * strip, end = begin + strip < a.channels ? begin + strip : a.channels;
+            for (int64_t set = 0; set < sets(a); ++set)
+                for (int64_t c = begin; c < end; ++c) {
+                    dweight[c] += a.sum_grad_xhat[set * a.channels + c];
+                    dbias[c] += a.sum_grad[set * a.channels + c];
+                }
+        });
+    }
+    void write(const ColumnNorm& a) const {
+        if (a.dweight) narrow(a.param_dtype, a.dweight, dweight, a.channels);
+        if (a.dbias) narrow(a.param_dtype, a.dbias, dbias, a.channels);
     }
 };
-template <class T> struct SumsPass { static void run(const ColumnNorm& a) { take_sums<T>(a, real_rows(a)); } };
-template <class T> struct ApplyPass { static void run(const ColumnNorm& a) { gradient<T>(a); } };
+
+template <class T> void moments_pass(const ColumnNorm& a) {
+    in_parts<T>(a, [](const ColumnNorm& p) { take_moments<T>(p, Rows(p)); });
+}
+template <class T> void forward_pass(const ColumnNorm& a) {
+    const Output out = output<T>(a, a.y);
+    in_parts<T>(a, [&](const ColumnNorm& p) {
+        if (!p.given) take_moments<T>(p, Rows(p));
+        if (p.running_mean) update_running(p);
+        apply<T>(p, out);
+    });
+}
+template <class T> void sums_pass(const ColumnNorm& a) {
+    in_parts<T>(a, [](const ColumnNorm& p) { take_sums<T>(p, Rows(p)); });
+}
+template <class T> void apply_pass(const ColumnNorm& a) {
+    const Output out = output<T>(a, a.dx);
+    const ParameterSums parameters(a);
+    in_parts<T>(a, [&](const ColumnNorm& p) { gradient<T>(p, out); });
+    parameters.add(a);
+    parameters.write(a);
+}
+template <class T> void backward_pass(const ColumnNorm& a) {
+    const Output out = output<T>(a, a.dx);
+    const ParameterSums parameters(a);
+    const auto both = [&](const ColumnNorm& p) {
+        in_parts<T>(p, [&](const ColumnNorm& q) {
+            take_sums<T>(q, Rows(q));
+            gradient<T>(q, out);
+        });
+        parameters.add(p);
+    };
+    if (a.sum_grad || !sets(a)) {
+        both(a);
+    } else {  // the sums of a round of parts are kept until they are added up
+        const Cut cut = cut_into_parts<T>(a);
+        const int64_t each = a.channels * 2 * (int64_t)sizeof(double), fit = team_bytes / each;
+        const int64_t busy = cut.segments * (cut.alone ? 2 * threads(a) : 1), round = fit > busy ? fit : busy;
+        const int64_t together = a.pooled || round > a.segments ? a.segments : round;
+        const int64_t columns = (a.pooled ? 1 : together) * a.channels;
+        const Scratch room((size_t)columns * 2 * sizeof(double));
+        for (int64_t first = 0; first == 0 || first < a.segments; first += together) {
+            ColumnNorm p = part<T>(a, first, a.segments - first < together ? a.segments - first : together);
+            p.sum_grad = room.as<double>();
+            p.sum_grad_xhat = p.sum_grad + columns;
+            both(p);
+        }
+    }
+    parameters.write(a);
+}
 
 }  // namespace
 
-void column_moments(const ColumnNorm& a) { by_dtype<MomentsPass>(a); }
-void column_forward(const ColumnNorm& a) { by_dtype<ForwardPass>(a); }
-void column_backward_sums(const ColumnNorm& a) { by_dtype<SumsPass>(a); }
-void column_backward_apply(const ColumnNorm& a) { by_dtype<ApplyPass>(a); }
-void column_backward(const ColumnNorm& a) {
-    ColumnNorm both = a;
-    if (!both.sum_grad) {
-        both.sum_grad = (double*)scratch(slot_backward, (size_t)(sets(a) * a.channels) * 2 * sizeof(double));
-        both.sum_grad_xhat = both.sum_grad + sets(a) * a.channels;
+#define NORMLAB_BY_DTYPE(name, pass)                        \
+    void name(const ColumnNorm& a) {                        \
+        switch (a.dtype) {                                  \
+            case DType::f32: return pass<float>(a);         \
+            case DType::f64: return pass<double>(a);        \
+            case DType::bf16: return pass<bf16>(a);         \
+            case DType::f16: return pass<f16>(a);           \
+        }                                                   \
     }
-    column_backward_sums(both);
-    column_backward_apply(both);
-}
+NORMLAB_BY_DTYPE(column_moments, moments_pass)
+NORMLAB_BY_DTYPE(column_forward, forward_pass)
+NORMLAB_BY_DTYPE(column_backward, backward_pass)
+NORMLAB_BY_DTYPE(column_backward_sums, sums_pass)
+NORMLAB_BY_DTYPE(column_backward_apply, apply_pass)
 
 }  // namespace NORMLAB_ISA
 }  // namespace normlab

@@ -1,7 +1,8 @@
-// The tables of every instruction set, and the two services kernels ask of the process: scratch and huge pages.
+// The tables of every instruction set, and the two services kernels ask of the process: working memory and huge pages.
 // Compiled once, for the baseline machine.
 #include "dispatch.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #ifdef NORMLAB_X86
@@ -77,30 +78,47 @@ const Isa* find_isa(const char* name) {
     return nullptr;
 }
 
-struct Buffers {
-    void* data[scratch_slots] = {};
-    size_t bytes[scratch_slots] = {};
-    ~Buffers() {
-        for (void* p : data) free(p);
-    }
-};
-
-void* scratch(int slot, size_t bytes) {
-    static thread_local Buffers buffers;
-    if (buffers.bytes[slot] < bytes || !buffers.data[slot]) {  // never null, even for no bytes
-        free(buffers.data[slot]);
-        const size_t rounded = (bytes / 4096 + 1) * 4096;
-        buffers.data[slot] = aligned_alloc(64, rounded);
-        buffers.bytes[slot] = rounded;
-        if (!buffers.data[slot]) abort();  // a few MB at most; nothing sensible can be done without them
-    }
-    return buffers.data[slot];
+OutOfMemory::OutOfMemory(size_t wanted) : bytes(wanted) {
+    snprintf(text, sizeof text, "not enough memory: a kernel needs %zu bytes to work in", wanted);
 }
+const char* OutOfMemory::what() const noexcept { return text; }
+void out_of_memory(size_t bytes) { throw OutOfMemory(bytes); }
+
+// Enough for the sums of 64 tasks over 4096 columns and what goes with them. Only pages that were written to count.
+size_t scratch_kept = 5 << 20;
+void* (*scratch_allocate)(size_t, size_t) = aligned_alloc;
+
+struct Stack {
+    char* base = nullptr;
+    size_t size = 0, used = 0;
+    ~Stack() { free(base); }
+};
+static thread_local Stack stack;
+
+Scratch::Scratch(size_t bytes) {
+    bytes = (bytes / 64 + 1) * 64;
+    Stack& s = stack;
+    if (!s.base && scratch_kept) {
+        s.base = (char*)scratch_allocate(64, scratch_kept);
+        s.size = s.base ? scratch_kept : 0;
+    }
+    own_ = s.used + bytes > s.size;
+    data_ = own_ ? (char*)scratch_allocate(64, bytes) : s.base + s.used;
+    if (!data_) out_of_memory(bytes);
+    if (!own_) s.used += bytes;
+}
+
+Scratch::~Scratch() {
+    if (own_) free(data_);
+    else stack.used = (size_t)(data_ - stack.base);
+}
+
+bool huge_pages = true;
 
 void expect_huge(void* begin, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t huge = 2u << 20;
-    if (bytes < 16 * huge) return;  // smaller blocks malloc keeps and reuses; from 32 MiB on it maps anew, unless told otherwise
+    if (!huge_pages || bytes < 16 * huge) return;  // smaller blocks malloc keeps and reuses; from 32 MiB on it maps anew, unless told otherwise
     const uintptr_t from = ((uintptr_t)begin + huge - 1) / huge * huge;
     const uintptr_t to = ((uintptr_t)begin + bytes) / huge * huge;
     if (to > from) madvise((void*)from, to - from, MADV_HUGEPAGE);  // advice only; a refusal changes nothing

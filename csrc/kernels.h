@@ -8,6 +8,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 namespace normlab {
 
@@ -123,12 +124,33 @@ struct Table {
     void (*pointwise_backward)(const Pointwise&);
 };
 
-// Memory that stays with the calling thread between calls, so that a call does not pay for fresh pages.
-// A buffer per slot; asking again for the same slot may move it.
-constexpr int scratch_slots = 9;
-void* scratch(int slot, size_t bytes);
+// What kernels throw when working memory cannot be had; Python sees a MemoryError. Never out of a parallel region: run_tasks
+// catches it there and throws it again behind it.
+struct OutOfMemory : std::bad_alloc {
+    size_t bytes;
+    char text[80];
+    explicit OutOfMemory(size_t wanted);
+    const char* what() const noexcept override;
+};
+[[noreturn]] void out_of_memory(size_t bytes);
 
-// Large fresh outputs cost one page fault per 4 KiB; ask the kernel for huge pages instead.
+// Working memory, uninitialized, aligned to 64 bytes, never null; given back with the object. What fits comes from a stack
+// that stays with the thread, so that a call does not pay for fresh pages; anything beyond it is allocated and freed. The
+// stack is why objects must end in the reverse order of their beginning, which scopes and members do by themselves.
+class Scratch {
+public:
+    explicit Scratch(size_t bytes);
+    ~Scratch();
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    template <class P> P* as() const { return (P*)data_; }
+
+private:
+    char* data_;
+    bool own_;  // allocated, not from the stack
+};
+
+// Large fresh outputs cost one page fault per 4 KiB; ask the kernel for huge pages instead, if `huge_pages` says so.
 void expect_huge(void* begin, size_t bytes);
 
 }  // namespace normlab

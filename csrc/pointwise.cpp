@@ -8,8 +8,6 @@ namespace normlab {
 namespace NORMLAB_ISA {
 namespace {
 
-enum { slot_params = 0, slot_scalars = 3 };
-
 typedef Lanes<float>::V V;
 typedef Lanes<float>::U U;
 
@@ -112,8 +110,8 @@ template <class T, bool erf_form> void forward(const Pointwise& a) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
     const int64_t wide = padded<C>(a.width);
-    C* gain = (C*)scratch(slot_params, (size_t)wide * 2 * sizeof(C));
-    C* bias = gain + wide;
+    const Scratch room((size_t)wide * 2 * sizeof(C));
+    C *gain = room.as<C>(), *bias = gain + wide;
     unpack<T>(gain, a.param_dtype, a.weight, a.width, 1, 0);
     unpack<T>(bias, a.param_dtype, a.bias, a.width, 0, 0);
     expect_huge(a.y, (size_t)(a.rows * a.width) * sizeof(T));
@@ -140,14 +138,14 @@ template <class T, bool erf_form> void forward(const Pointwise& a) {
 template <class T, bool erf_form> void backward(const Pointwise& a) {
     typedef typename Compute<T>::type C;
     typedef Block<C> Bk;
-    ColumnSums<T> sums(a.rows, a.width, true);
-    C* gain = (C*)scratch(slot_params, (size_t)sums.wide * sizeof(C));
+    ColumnSums<T> sums(a.rows, a.width, true, a.threads);
+    const Scratch gains((size_t)sums.wide * sizeof(C)), scalars_of_tasks((size_t)sums.tasks * 2 * sizeof(double));
+    C* gain = gains.as<C>();
     unpack<T>(gain, a.param_dtype, a.weight, a.width, 1, 0);
-    double* inner = (double*)scratch(slot_scalars, (size_t)sums.tasks * 2 * sizeof(double));
+    double* inner = scalars_of_tasks.as<double>();
     expect_huge(a.dx, (size_t)(a.rows * a.width) * sizeof(T));
     const Scalars<T> scalars(a);
-    run_tasks(sums.tasks, a.rows * a.width, a.threads, [&](int64_t t) {
-        typename ColumnSums<T>::Task task = sums.open(t);
+    sums.run([&](int64_t t, typename ColumnSums<T>::Task& task) {
         double dalpha = 0, dshift = 0;
         for (int64_t row = sums.begin(t); row < sums.end(t); ++row) {
             const T *x = (const T*)a.x + row * a.width, *grad = (const T*)a.grad + row * a.width;
@@ -171,11 +169,9 @@ template <class T, bool erf_form> void backward(const Pointwise& a) {
             dshift += (double)horizontal(plain);
             task.next_rows(1);
         }
-        task.flush();
         inner[2 * t] = dalpha;
         inner[2 * t + 1] = dshift;
     });
-    sums.merge(a.threads);
     double dalpha = 0, dshift = 0;
     for (int64_t t = 0; t < sums.tasks; ++t) {
         dalpha += inner[2 * t];

@@ -78,8 +78,6 @@ template <class T> void add_residual(const RowNorm& a, int64_t row, T* out, cons
     }
 }
 
-enum { slot_gain = 0 };
-
 template <class T> void unpack_gain(const RowNorm& a, typename Compute<T>::type* gain) {
     const double offset = a.offset_gain ? 1 : 0;
     if (a.mode == RowMode::scale)  // one number for all columns
@@ -200,8 +198,8 @@ template <class T> struct RowForward {
 template <class T> void forward(const RowNorm& a) {
     typedef typename Compute<T>::type C;
     const int64_t wide = padded<C>(a.width);
-    C* gain = (C*)scratch(slot_gain, (size_t)wide * 2 * sizeof(C));
-    C* bias = gain + wide;
+    const Scratch room((size_t)wide * 2 * sizeof(C));
+    C *gain = room.as<C>(), *bias = gain + wide;
     unpack_gain<T>(a, gain);
     unpack<T>(bias, a.param_dtype, a.bias, a.width, 0, 0);
     const size_t bytes = (size_t)(a.rows * a.width) * sizeof(T);
@@ -442,8 +440,9 @@ template <class T> struct RowGradient {
 template <class T> void backward(const RowNorm& a) {
     typedef typename Compute<T>::type C;
     const bool params = a.dweight || a.dbias;
-    ColumnSums<T> sums(a.rows, a.width, params);
-    C* gain = (C*)scratch(slot_gain, (size_t)sums.wide * sizeof(C));
+    ColumnSums<T> sums(a.rows, a.width, params, a.threads);
+    const Scratch room((size_t)sums.wide * sizeof(C));
+    C* gain = room.as<C>();
     unpack_gain<T>(a, gain);
     const size_t bytes = (size_t)(a.rows * a.width) * sizeof(T);
     expect_huge(a.dx, bytes);
@@ -452,9 +451,7 @@ template <class T> void backward(const RowNorm& a) {
     const Dropout<T> dropout(a.drop);
     Output out((const T*)a.dx, a.rows * a.width, a.width);
     if (a.dbranch && (uintptr_t)a.dbranch % 64) out.past_caches = false;
-    run_tasks(sums.tasks, a.rows * a.width, a.threads, [&](int64_t t) {
-        typename ColumnSums<T>::Task task{};
-        if (params) task = sums.open(t);
+    sums.run([&](int64_t t, typename ColumnSums<T>::Task& task) {
         const RowGradient<T> kernel{a, gain, dropout, task, out, ahead<T>(a)};
         row_groups<T>(a, sums.begin(t), sums.end(t), [&](const Group<T>& group) {
             double mean[most_rows];
@@ -470,11 +467,9 @@ template <class T> void backward(const RowNorm& a) {
             memset((T*)a.dx + row * a.width, 0, (size_t)a.width * sizeof(T));
             if (a.dbranch) memset((T*)a.dbranch + row * a.width, 0, (size_t)a.width * sizeof(T));
         });
-        if (params) task.flush();
         out.finish();
     });
     if (!params) return;
-    sums.merge(a.threads);
     if (a.mode != RowMode::scale) return sums.write(a.param_dtype, a.dweight, a.dbias);
     double total = 0;
     for (int64_t j = 0; j < a.width; ++j) total += sums.product(j);

@@ -1,7 +1,8 @@
 // Sums over rows for each column: the gradients of gain and bias.
 //
 // A task adds its rows in the compute type, about `flush_rows` at a time, then in float64; tasks are merged in order.
-// The cut into tasks depends on the shape alone, so the bits do not depend on the number of threads.
+// The cut into tasks depends on the shape alone, so the bits do not depend on the number of threads. Very wide rows are
+// summed in several rounds of tasks, so that no more totals exist at a time than `most_totals` bytes hold.
 #pragma once
 #include "pack.h"
 #include "tasks.h"
@@ -9,29 +10,48 @@
 namespace {
 
 constexpr int64_t flush_rows = 64;
-enum SumSlot { slot_totals = 1, slot_current = 2 };
+constexpr int64_t most_totals = 16 << 20;
 
 template <class T> struct ColumnSums {
     typedef typename Compute<T>::type C;
-    int64_t rows, width, wide, per_task, tasks;
-    double* totals;  // [tasks][2][wide]: sum(grad * value), sum(grad)
+    const bool wanted;  // false: tasks may be smaller, nothing is kept
+    const int threads;
+    const int64_t rows, width, wide, per_task, tasks, together;  // together: tasks whose totals exist at a time
+    normlab::Scratch room;
+    double* const totals;  // [together][2][wide]: sum(grad * value), sum(grad); after run() the first are those of all rows
 
-    // `wanted` false: tasks may be smaller, nothing is kept.
-    ColumnSums(int64_t rows_, int64_t width_, bool wanted) : rows(rows_), width(width_), wide(padded<C>(width_)) {
-        per_task = 32768 / width;
+    ColumnSums(int64_t rows_, int64_t width_, bool wanted_, int threads_)
+        : wanted(wanted_), threads(threads_), rows(rows_), width(width_), wide(padded<C>(width)), per_task(cut(rows, width, wanted)),
+          tasks(rows ? (rows + per_task - 1) / per_task : 1),  // no rows still have a (zero) sum
+          together(wanted ? at_a_time() : tasks), room(wanted ? (size_t)(together * wide) * 2 * sizeof(double) : 0),
+          totals(wanted ? room.as<double>() : nullptr) {}
+    static int64_t cut(int64_t rows, int64_t width, bool wanted) {
+        int64_t per_task = 32768 / width;
         per_task = per_task < 4 ? 4 : per_task > flush_rows ? flush_rows : per_task;
-        if (wanted && (rows + 63) / 64 > per_task) per_task = (rows + 63) / 64;
-        tasks = rows ? (rows + per_task - 1) / per_task : 1;  // no rows still have a (zero) sum
-        totals = wanted ? (double*)normlab::scratch(slot_totals, (size_t)(tasks * wide) * 2 * sizeof(double)) : nullptr;
+        return wanted && (rows + 63) / 64 > per_task ? (rows + 63) / 64 : per_task;
+    }
+    int64_t at_a_time() const {
+        const int64_t fit = most_totals / (wide * 2 * (int64_t)sizeof(double)), busy = 2 * (threads > 1 ? threads : 1);
+        const int64_t most = fit > busy ? fit : busy;
+        return tasks < most ? tasks : most;
     }
     int64_t begin(int64_t task) const { return task * per_task; }
     int64_t end(int64_t task) const { return (task + 1) * per_task < rows ? (task + 1) * per_task : rows; }
 
     // The running sums of one task: current = [2][wide], the rows since the last flush.
     struct Task {
-        C* current;
-        double* total;
-        int64_t wide, held;
+        const int64_t wide;
+        const normlab::Scratch room;
+        C* const current;
+        double* const total;
+        int64_t held = 0;
+        // `total_` null: no sums are wanted.
+        Task(int64_t wide_, double* total_)
+            : wide(wide_), room(total_ ? (size_t)wide * 2 * sizeof(C) : 0), current(room.as<C>()), total(total_) {
+            if (!total) return;
+            memset(current, 0, (size_t)wide * 2 * sizeof(C));
+            memset(total, 0, (size_t)wide * 2 * sizeof(double));
+        }
         // The sums of one block of columns, held in registers while rows are added; `wanted` false: nothing happens.
         template <bool wanted> struct Columns {
             C *products, *grads;
@@ -75,17 +95,24 @@ template <class T> struct ColumnSums {
             held = 0;
         }
     };
-    Task open(int64_t task) const {
-        Task t{(C*)normlab::scratch(slot_current, (size_t)wide * 2 * sizeof(C)), totals + task * wide * 2, wide, 0};
-        memset(t.current, 0, (size_t)wide * 2 * sizeof(C));
-        memset(t.total, 0, (size_t)wide * 2 * sizeof(double));
-        return t;
+    // f(number, Task) for every task, and the sums of all of them.
+    template <class F> void run(F&& f) {
+        for (int64_t first = 0, count; first < tasks; first += count) {
+            const int64_t kept = first ? 1 : 0;  // the sums so far
+            count = tasks - first < together - kept ? tasks - first : together - kept;
+            run_tasks(count, rows * width, threads, [&](int64_t i) {
+                Task task(wide, wanted ? totals + (kept + i) * wide * 2 : nullptr);
+                f(first + i, task);
+                if (wanted) task.flush();
+            });
+            if (wanted) merge(kept + count);
+        }
     }
-    void merge(int threads) {
+    void merge(int64_t count) {
         constexpr int64_t strip = 256;
-        run_tasks((wide + strip - 1) / strip, tasks * wide, threads, [&](int64_t part) {
+        run_tasks((wide + strip - 1) / strip, count * wide, threads, [&](int64_t part) {
             const int64_t from = part * strip, to = from + strip < wide ? from + strip : wide;
-            for (int64_t t = 1; t < tasks; ++t)
+            for (int64_t t = 1; t < count; ++t)
                 for (int half = 0; half < 2; ++half)
                     for (int64_t j = from; j < to; ++j) totals[half * wide + j] += totals[(2 * t + half) * wide + j];
         });

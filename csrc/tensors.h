@@ -1,61 +1,76 @@
-// Looking into a torch tensor without torch's headers: the C table that DLPack 1.3 puts on the tensor type
-// (`__dlpack_c_exchange_api__`). The layout below is that table's binary interface; a tensor is looked at, never held.
-// A look costs about a tenth of asking the Python object for address, dtype, device and shape one after the other, which
-// at small sizes is what a norm's time goes to. Older torch has no table: kernels/cpu.py then asks in Python.
+// What a kernel is given of a torch tensor, and the one place that checks it: no address reaches a kernel by another way.
+//
+// A tensor is looked at through the C table that DLPack 1.3 puts on the tensor type (`__dlpack_c_exchange_api__`), never held,
+// and without torch's headers; the layout below is that table's binary interface. A look costs about a tenth of asking the
+// Python object for address, dtype, device and shape one after the other, which at small sizes is what a norm's time goes to.
+// Older torch has no table: kernels/cpu.py then sends descriptions, which go through the same checks.
 #pragma once
 #include <Python.h>
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 
 namespace normlab {
 
+// A tensor that a kernel must not be given as it is. kernels/cpu.py makes a readable copy and tries once more.
+struct Unfit : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// An ordinary tensor on the CPU, with memory behind it.
+struct Seen {
+    const char* name = nullptr;
+    char* data = nullptr;            // null: there is no such tensor
+    int64_t size = 0, last = 1;      // values in all, along the last axis
+    DType dtype = DType::f32;
+    bool boolean = false;            // a mask: dtype says nothing
+    int32_t axes = 0;
+    const int64_t* shape = nullptr;  // the tensor's own: valid while it is
+    const int64_t* strides = nullptr;
+
+    [[noreturn]] void refuse(const std::string& why) const { throw Unfit(std::string(name) + " " + why); }
+    // In row-major order without gaps. The stride of an axis of one value says nothing.
+    bool dense() const {
+        int64_t step = 1;
+        for (int32_t d = axes; d-- > 0;) {
+            if (size && shape[d] != 1 && strides[d] != step) return false;
+            step *= shape[d];
+        }
+        return true;
+    }
+    bool shaped(const Seen& other) const {
+        return axes == other.axes && !memcmp(shape, other.shape, (size_t)axes * sizeof(int64_t));
+    }
+};
+
 class Tensors {
 public:
-    struct Dense {  // an ordinary dense tensor on the CPU
-        char* data;
-        int64_t size, last;  // values in all, along the last axis
-        DType dtype;
-        int32_t axes;
-        const int64_t* shape;  // the tensor's own: valid while it is
-        bool like(const Dense& other) const {
-            return dtype == other.dtype && axes == other.axes && !memcmp(shape, other.shape, (size_t)axes * sizeof(int64_t));
-        }
-    };
-
-    // `capsule`: the table. False when this is not a version we know, or it cannot look.
-    bool use(PyObject* capsule) {
+    // `capsule`: the table, `plain`: the types whose memory is what they hold, `is_neg`: torch.Tensor.is_neg.
+    // False when the table is not of a version we know, or cannot look.
+    bool use(PyObject* capsule, PyObject* plain, PyObject* is_neg) {
         const Table* found = (const Table*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
         if (!found) PyErr_Clear();
         table_ = found && found->major == 1 && found->look ? found : nullptr;
+        Py_XINCREF(plain); Py_XINCREF(is_neg);  // for as long as the process lives
+        plain_ = plain;
+        is_neg_ = is_neg;
         return table_;
     }
 
-    // False when the object is no dense CPU tensor of a dtype the kernels know.
-    bool look(PyObject* object, Dense& out) const {
-        View v;
-        if (!table_ || table_->look(object, &v) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        if (v.device_type != 1 || v.lanes != 1 || v.ndim < 1) return false;  // 1: the CPU
-        if (v.code == 2 && v.bits == 32) out.dtype = DType::f32;             // 2: IEEE floating point
-        else if (v.code == 4 && v.bits == 16) out.dtype = DType::bf16;       // 4: bfloat16
-        else if (v.code == 2 && v.bits == 64) out.dtype = DType::f64;
-        else if (v.code == 2 && v.bits == 16) out.dtype = DType::f16;
-        else return false;
-        out.last = v.shape[v.ndim - 1];
-        out.size = 1;
-        for (int32_t d = v.ndim; d-- > 0;) {
-            if (v.strides && v.shape[d] != 1 && v.strides[d] != out.size) return false;
-            out.size *= v.shape[d];
-        }
-        if (!v.data && out.size) return false;  // a tensor without memory of its own: for kernels null means "none"
-        out.data = (char*)v.data + v.byte_offset;
-        out.axes = v.ndim;
-        out.shape = v.shape;
-        return true;
+    // What is read: floating point, any layout.
+    Seen read(const char* name, PyObject* object) { return floating(see(name, object, true)); }
+    // What is written: fresh tensors of ours, or buffers. Nothing can be pending on memory that is overwritten.
+    Seen write(const char* name, PyObject* object) { return floating(see(name, object, false)); }
+    Seen mask(const char* name, PyObject* object, int64_t count) {
+        if (object == Py_None) return {};
+        const Seen s = see(name, object, false);
+        if (!s.boolean) s.refuse("is not boolean");
+        if (s.size != count) s.refuse("has " + std::to_string(s.size) + " values, " + std::to_string(count) + " are needed");
+        if (!s.dense()) s.refuse("is not dense");
+        return s;
     }
 
 private:
@@ -74,7 +89,106 @@ private:
         int (*look)(void* object, View* out);  // 0, or -1 with a Python error set
         void* stream;
     };
+    static constexpr int most_axes = 24;  // of a description
     const Table* table_ = nullptr;
+    PyObject *plain_ = nullptr, *is_neg_ = nullptr;
+    int64_t room_[16][2][most_axes];  // shapes and strides of the descriptions of one call; only with the GIL held
+    int described_ = 0;
+
+    static Seen floating(const Seen& s) {
+        if (s.boolean) s.refuse("is not floating point");
+        return s;
+    }
+    bool is_plain(PyObject* object) const {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plain_); ++i)
+            if ((PyObject*)Py_TYPE(object) == PyTuple_GET_ITEM(plain_, i)) return true;
+        return false;
+    }
+
+    Seen see(const char* name, PyObject* object, bool read) {
+        Seen s;
+        s.name = name;
+        if (PyTuple_CheckExact(object)) return describe(s, object);
+        if (!table_ || !is_plain(object)) s.refuse(std::string("is a ") + Py_TYPE(object)->tp_name + ", not a plain tensor");
+        View v;
+        if (table_->look(object, &v) != 0) {
+            PyErr_Clear();
+            s.refuse("holds no memory of its own");
+        }
+        if (v.device_type != 1) s.refuse("is not on the CPU");                   // 1: the CPU
+        if (v.lanes != 1) s.refuse("has a dtype the kernels do not know");
+        if (v.code == 2 && v.bits == 32) s.dtype = DType::f32;                   // 2: IEEE floating point
+        else if (v.code == 4 && v.bits == 16) s.dtype = DType::bf16;             // 4: bfloat16
+        else if (v.code == 2 && v.bits == 64) s.dtype = DType::f64;
+        else if (v.code == 2 && v.bits == 16) s.dtype = DType::f16;
+        else if (v.code == 6 && v.bits == 8) s.boolean = true;                   // 6: boolean
+        else s.refuse("has a dtype the kernels do not know");
+        s.data = (char*)v.data + v.byte_offset;
+        s.axes = v.ndim;
+        s.shape = v.shape;
+        s.strides = v.strides;
+        measure(s);
+        if (s.size && !has_memory(s.data, object)) s.refuse("has no memory (was its storage resized to 0?)");
+        if (read && !s.boolean && is_negated(object)) s.refuse("is to be read with the other sign (negative bit)");
+        return s;
+    }
+
+    // (address, code of the dtype or -1 for boolean, shape, strides), of a tensor that Python has found plain and on the CPU.
+    Seen describe(Seen s, PyObject* described) {
+        described_ = (described_ + 1) % 16;  // no call has more tensors
+        int64_t(&room)[2][most_axes] = room_[described_];
+        PyObject *shape = PyTuple_GetItem(described, 2), *strides = PyTuple_GetItem(described, 3);
+        if (!strides || PyTuple_Size(shape) > most_axes) s.refuse("has too many axes");
+        const long long code = PyLong_AsLongLong(PyTuple_GetItem(described, 1));
+        s.data = (char*)PyLong_AsVoidPtr(PyTuple_GetItem(described, 0));
+        s.boolean = code < 0;
+        s.dtype = (DType)code;
+        s.axes = (int32_t)PyTuple_Size(shape);
+        for (int32_t d = 0; d < s.axes; ++d) {
+            room[0][d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
+            room[1][d] = PyLong_AsLongLong(PyTuple_GetItem(strides, d));
+        }
+        s.shape = room[0];
+        s.strides = room[1];
+        measure(s);
+        if (PyErr_Occurred()) { PyErr_Clear(); s.refuse("has a broken description"); }
+        if (s.size && !s.data) s.refuse("has no memory (was its storage resized to 0?)");
+        return s;
+    }
+
+    static void measure(Seen& s) {
+        s.size = 1;
+        for (int32_t d = 0; d < s.axes; ++d) s.size *= s.shape[d];
+        s.last = s.axes ? s.shape[s.axes - 1] : 1;
+        static char empty;
+        if (!s.size) s.data = &empty;  // for kernels null means "none"; of no values none is read
+    }
+
+    // A view into a storage that was resized to 0 has a small address, its offset: real memory is not that low, save the
+    // heap of a program at a fixed address. Only then it is worth asking.
+    static bool has_memory(const void* data, PyObject* object) {
+        if ((uintptr_t)data >> 40) return true;
+        if (!data) return false;
+        bool found = false;
+        if (PyObject* storage = PyObject_CallMethod(object, "untyped_storage", nullptr)) {
+            if (PyObject* address = PyObject_CallMethod(storage, "data_ptr", nullptr)) {
+                found = PyObject_IsTrue(address) == 1;
+                Py_DECREF(address);
+            }
+            Py_DECREF(storage);
+        }
+        PyErr_Clear();
+        return found;
+    }
+
+    // torch can flip the sign of a view without touching memory; DLPack does not tell.
+    bool is_negated(PyObject* object) const {
+        PyObject* answer = PyObject_CallOneArg(is_neg_, object);
+        const bool negated = answer != Py_False;
+        Py_XDECREF(answer);
+        PyErr_Clear();
+        return negated;
+    }
 };
 
 }  // namespace normlab

@@ -65,7 +65,7 @@ MUTATIONS = [
     Mutation("blocks: bfloat16 truncates", "csrc/pack.h", "return u + 0x7fffu + ((u >> 16) & 1u);", "return u;", f"{AGREES} and bfloat16"),
     Mutation("sums: lose the flush", "csrc/sums.h", "if (held >= flush_rows) flush();", "if (held >= flush_rows) held = 0, memset(current, 0, (size_t)wide * 2 * sizeof(C));", "many_rows"),
     Mutation("sums: the bias gradient of a group is dropped", "csrc/sums.h", "                store(grads, total);\n", "", f"{AGREES} and layer and float32"),
-    Mutation("sums: forget the last task", "csrc/sums.h", "for (int64_t t = 1; t < tasks; ++t)", "for (int64_t t = 1; t < tasks - 1; ++t)", "many_rows"),
+    Mutation("sums: forget the last task", "csrc/sums.h", "for (int64_t t = 1; t < count; ++t)", "for (int64_t t = 1; t < count - 1; ++t)", "many_rows"),
     Mutation("column: drop eps", COLUMN, "rstd[g] = 1.0 / sqrt(var[g] + a.eps);", "rstd[g] = 1.0 / sqrt(var[g]);", f"{AGREES} and instance or single"),
     Mutation("column: drop the gain", COLUMN, "const double factor = rstd[c] * gain[c], constant", "const double factor = rstd[c], constant", f"{AGREES} and batch and float32"),
     Mutation("column: swap mean and mean square", COLUMN, "var[c] = a.centered ? v : v + m * m;", "var[c] = v + m * m;", f"{AGREES} and batch and float32"),

@@ -137,6 +137,7 @@ def test_another_format_model_or_purpose_is_refused(tmp_path):
     model, _ = saved(tmp_path, steps=1)
     assert_refused(tmp_path, r"does not fit the model: .*missing or of another shape", ffn_dim=32)
     assert_refused(tmp_path, r"does not fit the model: .*layers.2", num_layers=3)
+    assert_refused(tmp_path, r"does not fit the model, which has no model.stack.ends.norm.bias", final_norm=False)
     assert_refused(tmp_path, r"does not fit: step 1 is not 4", refusal=lambda facts: f"step {facts['step']} is not 4")
     safetensors.save_file(dict(model.state_dict()), tmp_path / FILE)
     assert_refused(tmp_path, r"has format None, this version reads 'normlab.checkpoint/1'")

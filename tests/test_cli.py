@@ -285,6 +285,16 @@ def test_a_reader_that_has_left_ends_the_command_quietly():
     assert (shown.returncode, shown.stdout, shown.stderr) == (1, "", "")
 
 
+def test_varied_widths_take_the_inner_width_with_them(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = [w for s in ("num_layers=1", "num_heads=2", "batch_size=2", "held_out=2", "watch=none", "evaluations=1")
+             for w in ("--set", s)]  # fmt: skip
+    assert run(capsys, "compare", "--norm", "layer", "--placement", "pre", "--lr", "0.01", "--seeds", "1", "--steps", "1",
+               "--vary", "dim=8,12", *sizes, "--workers", "1", "--out", "a", "--json")[0] == 0  # fmt: skip
+    models = [json.loads(path.read_text())["model"] for path in Path("a").rglob("run.json")]
+    assert sorted((m["dim"], m["ffn_dim"]) for m in models) == [(8, 32), (12, 48)]
+
+
 # ---- train -----------------------------------------------------------------------------------------------------------
 
 

@@ -599,59 +599,50 @@ def test_eager_is_the_path_these_tests_took(monkeypatch):
     assert set(seen) == {"RowNorm", "ResidualNorm", "ColumnNorm", "PowerNorm", "Pointwise"}
 
 
-# ---- the thin path ---------------------------------------------------------------------------------------------------
+# ---- two ways to hand a tensor over ----------------------------------------------------------------------------------
 
 
-def thin_and_thick(monkeypatch, run):
-    """What ``run`` gives when tensors go to the kernels as they are, and when addresses and sizes go one by one."""
-    if not cpu.thin:
+def seen_and_described(monkeypatch, run):
+    """What ``run`` gives when the extension looks into tensors, and when they are described to it (older torch)."""
+    if not cpu.looks:
         pytest.skip("this torch has no table for looking into tensors")
-    calls = []
-
-    class Native:  # the extension, with a count of its thin calls
-        def __getattr__(self, name):
-            if name.startswith("thin_"):
-                calls.append(name)
-            return getattr(native, name)
-
-    native = cpu.native
-    monkeypatch.setattr(cpu, "native", Native())
-    thin = run()
-    taken, calls[:] = list(calls), []
-    monkeypatch.setattr(cpu, "thin", False)
-    monkeypatch.setattr(cpu, "fits_rows", cpu._fits_rows)
-    monkeypatch.setattr(cpu, "fits_residual", cpu._fits_residual)
-    thick = run()
-    assert not calls
-    return thin, thick, taken
+    seen = run()
+    described = []
+    describe = cpu._described
+    monkeypatch.setattr(cpu, "_described", lambda t: (described.append(t), describe(t))[1])
+    monkeypatch.setattr(cpu, "native", cpu._Describing(cpu.native))
+    other = run()
+    assert described
+    return seen, other
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
-@pytest.mark.parametrize("name", ["layer", "rms", "scale"])
+@pytest.mark.parametrize("name", sorted(NORMS))
 @pytest.mark.parametrize("mixed", [False, True], ids=["one dtype", "float32 parameters"])
-def test_thin_calls_give_the_same_bits(name, dtype, mixed, monkeypatch):
+@pytest.mark.parametrize("masked", [False, True])
+def test_described_tensors_give_the_same_bits(name, dtype, mixed, masked, monkeypatch):
     layer = make_layer(name, torch.float32 if mixed else dtype)
     x, upstream_grad = torch.randn(7, 3, WIDTH).to(dtype), torch.randn(7, 3, WIDTH).to(dtype)
+    call = {"mask": random_mask(7, 3)} if masked else {}
 
     def run():
+        own = copy.deepcopy(layer)
         leaf = x.clone().requires_grad_()
-        layer.zero_grad()
-        y = layer(leaf)
+        y = own(leaf, **call)
         y.backward(upstream_grad)
         with torch.no_grad():
-            assert torch.equal(layer(x), y)
-        return [y.detach(), leaf.grad, *(p.grad for p in layer.parameters())]
+            again = own.eval()(x, **call)
+        return [y.detach(), leaf.grad, *(p.grad for p in own.parameters()), *own.buffers(), again]
 
-    thin, thick, taken = thin_and_thick(monkeypatch, run)
-    assert taken == ["thin_forward", "thin_backward", "thin_forward"]
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(thin, thick, strict=True))
+    seen, described = seen_and_described(monkeypatch, run)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(seen, described, strict=True))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("alpha", [1.0, 1.7])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("wanted", ["y", "stream", "both"])
-def test_thin_residual_calls_give_the_same_bits(norm, alpha, dropout, wanted, monkeypatch):
+def test_described_residual_calls_give_the_same_bits(norm, alpha, dropout, wanted, monkeypatch):
     layer = make_layer("residual", torch.float32, norm=norm, alpha=alpha, dropout=dropout, return_stream=True)
     x, branch, *grads = (torch.randn(5, 3, WIDTH) for _ in range(4))
 
@@ -665,9 +656,8 @@ def test_thin_residual_calls_give_the_same_bits(norm, alpha, dropout, wanted, mo
             assert all(torch.equal(a, b) for a, b in zip(seeded(layer, *leaves), outputs, strict=True))
         return [*outputs, *(t.grad for t in leaves), *(p.grad for p in layer.parameters() if wanted != "stream")]
 
-    thin, thick, taken = thin_and_thick(monkeypatch, run)
-    assert taken == ["thin_forward", *(["thin_backward"] if wanted != "stream" else []), "thin_forward"]
-    assert all(torch.equal(a, b) for a, b in zip(thin, thick, strict=True))
+    seen, described = seen_and_described(monkeypatch, run)
+    assert all(torch.equal(a, b) for a, b in zip(seen, described, strict=True))
 
 
 def test_a_fused_residual_keeps_the_stream_and_not_its_parts():
@@ -683,7 +673,7 @@ def test_a_fused_residual_keeps_the_stream_and_not_its_parts():
 
 
 @pytest.mark.parametrize("case", ["x", "grad", "weight", "no weight", "no rows"])
-def test_thin_calls_leave_the_rest_to_the_thick(case, monkeypatch):
+def test_rows_of_any_form_are_right_in_both_ways(case, monkeypatch):
     weight, bias = (torch.randn(WIDTH) for _ in range(2))
     x = torch.randn(6, WIDTH)
     up = torch.randn(6, WIDTH)
@@ -703,34 +693,64 @@ def test_thin_calls_leave_the_rest_to_the_thick(case, monkeypatch):
         y = ops.layer_norm(leaves[0], (WIDTH,), leaves[1], leaves[2])
         return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], up)]
 
-    thin, thick, _ = thin_and_thick(monkeypatch, run)
-    assert all(torch.equal(a, b) for a, b in zip(thin, thick, strict=True))
+    seen, described = seen_and_described(monkeypatch, run)
+    assert all(torch.equal(a, b) for a, b in zip(seen, described, strict=True))
     gain = torch.ones(WIDTH) if weight is None else weight
     exact = nn.functional.layer_norm(x.double(), (WIDTH,), gain.double(), bias.double())
-    torch.testing.assert_close(thin[0].double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(seen[0].double(), exact, rtol=1e-5, atol=1e-5)
 
 
-def test_what_fits():
+@pytest.mark.parametrize("describing", [False, True])
+def test_what_fits(describing):
+    native = cpu._Describing(cpu.native) if describing else cpu.native
     x, w = torch.randn(3, 8), torch.ones(8)
-    for fits in {cpu.fits_rows, cpu._fits_rows}:
-        assert (
-            fits(x, w, None, 8, False) and fits(x, None, None, 8, False) and fits(x, w.double(), w.double(), 8, False)
-        )
-        assert fits(x, torch.ones(1), None, 8, True)
-        assert not fits(x, w, None, 7, False)  # another width
-        assert not fits(x, w[:7], None, 8, False)  # too few gains
-        assert not fits(x, w, torch.ones(1), 8, False)  # too few biases
-        assert not fits(x, torch.ones(8, 2)[:, 0], None, 8, False)  # not dense
-        assert not fits(x, w, w.double(), 8, False)  # two dtypes
-        assert not fits(x, w.to("meta"), None, 8, False)  # not on the CPU
-        assert not fits(torch.tensor(1.0), None, None, 1, False)  # no axis
-        assert not fits(x[:, :0], None, None, 0, False)  # nothing to normalize
-    for fits in {cpu.fits_residual, cpu._fits_residual}:
-        assert fits(x, x + 1, w, None, 8)
-        assert not fits(x, x.double(), w, None, 8)  # two dtypes
-        assert not fits(x, x[:2], w, None, 8)  # fewer rows
-        assert not fits(x, x.view(3, 1, 8), w, None, 8)  # another shape
-        assert not fits(x, x + 1, w[:7], None, 8)
+    facts = (0, 1e-5, 8, 8, False, False)
+
+    def takes(x, weight, bias, facts=facts):
+        try:
+            native.row_forward(x, None, weight, bias, None, None, torch.empty_like(x), None, facts, 1)
+        except cpu.Unfit:
+            return False
+        return True
+
+    assert takes(x, w, None) and takes(x, None, None) and takes(x, w.double(), w.double())
+    assert takes(x, torch.ones(1), None, (2, 1e-5, 8, 8, False, False))
+    assert not takes(x, w, None, (0, 1e-5, 7, 7, False, False))  # another width
+    assert not takes(x, w[:7], None)  # too few gains
+    assert not takes(x, w, torch.ones(1))  # too few biases
+    assert not takes(x, torch.ones(8, 2)[:, 0], None)  # not dense
+    assert not takes(x, w, w.double())  # two dtypes
+    assert not takes(x, w.view(1, 8), None)  # two axes
+    assert not takes(x, w.long(), None)  # integers
+    assert not takes(x, w.to("meta"), None)  # not on the CPU
+    assert not takes(torch.tensor(1.0), None, None, (0, 1e-5, 1, 1, False, False))  # no axis
+    assert not takes(x[:, :0], None, None, (0, 1e-5, 0, 0, False, False))  # nothing to normalize
+    assert not takes(x, None, None, (1, 1e-5, 8, 9, False, False))  # a statistic over more than there is
+    fits = native.fits_residual
+    assert fits(x, x + 1, w, None)
+    assert not fits(x, x.double(), w, None)  # two dtypes
+    assert not fits(x, x[:2], w, None)  # fewer rows
+    assert not fits(x, x.view(3, 1, 8), w, None)  # another shape
+    assert not fits(x, x + 1, w[:7], None)
+
+
+def test_even_rows_are_read_where_they_are():
+    """A slice of each row needs no copy."""
+    base = torch.randn(6, 5, 100)
+    for view, direct in (
+        (base[..., :67], True),
+        (base[:, :, 33:], True),
+        (base[:1, ::2, :67], True),
+        (base[:, ::2, :67], False),
+    ):
+        y = torch.empty(view.shape)
+        facts = (0, 1e-5, 67, 67, False, False)
+        try:
+            cpu.native.row_forward(view, None, None, None, None, None, y, None, facts, 1)
+        except cpu.Unfit:
+            assert not direct
+        else:
+            assert direct and torch.equal(y, ops.layer_norm(view.contiguous(), (67,)))
 
 
 # ---- what must not reach a kernel ------------------------------------------------------------------------------------

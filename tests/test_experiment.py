@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import random
 import string
 
 import pytest
 
+import normlab
+from normlab.lab import train
 from normlab.lab.experiment import Experiment, read_toml
+from normlab.lab.tasks import find_task
+from normlab.lab.train import model_config
+from normlab.runs import Run
+from normlab.transformer import FeedForward
 
 # ---- TOML ------------------------------------------------------------------------------------------------------------
 
@@ -199,3 +207,38 @@ def test_differences_name_the_fields():
     assert base.differences(Experiment.from_dict(base.to_dict())) == []
     assert base.differences(base.changed(dim=64, lr=0.1, seed=3)) == ["lr", "seed", "model"]
     assert base.differences(base.changed(betas=(0.9, 0.99))) == ["betas"]
+
+
+# ---- sizes that follow others ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["text", "docs", "dates", "digits"])
+def test_the_inner_width_follows_the_width_unless_it_is_said(name):
+    if name == "digits":
+        pytest.importorskip("sklearn")
+    task = find_task(name)
+    for model, inner in (({}, 256), ({"dim": 32}, 128), ({"dim": 32, "ffn_dim": 256}, 256)):
+        config, _ = model_config(Experiment(task=name, model=model), task)
+        assert config.resolved()["ffn_dim"] == inner
+        assert {m.down.in_features for m in normlab.build(config).modules() if isinstance(m, FeedForward)} == {inner}
+
+
+def test_resolved_settings_say_what_was_left_open():
+    config = normlab.TransformerConfig(architecture="encoder-decoder", dim=24, num_layers=3)
+    assert config.ffn_dim is None and dataclasses.replace(config, dim=8).inner_width == 32
+    values = config.resolved()
+    assert (values["ffn_dim"], values["num_kv_heads"], values["num_decoder_layers"]) == (96, 4, 3)
+    again = normlab.TransformerConfig.from_dict(values)
+    assert again.resolved() == values == json.loads(json.dumps(values))
+
+
+def test_a_run_says_the_inner_width_of_its_model_and_old_experiments_stay_readable(tmp_path):
+    pytest.importorskip("safetensors")
+    sizes = {"dim": 8, "num_heads": 2, "num_layers": 1}
+    few = {"steps": 1, "batch_size": 2, "held_out": 2, "evaluations": 1, "watch": "none"}
+    for folder, model, inner in (("follows", sizes, 32), ("said", {**sizes, "ffn_dim": 256}, 256)):
+        experiment = Experiment.from_dict({**Experiment().to_dict(), "model": model, **few})
+        train(experiment, tmp_path / folder)
+        info = Run(tmp_path / folder).info
+        assert info["model"]["ffn_dim"] == inner and info["experiment"]["model"] == model
+        assert info["parameters"] == sum(p.numel() for p in normlab.build(**info["model"]).parameters())

@@ -1614,3 +1614,83 @@ def test_residual_of_any_memory(layout: str) -> None:
     x, branch = draw(5, 7, 13), draw(5, 7, 13)
     assert_same(layer(lay_out(x, layout, 1), branch), layer(x, branch))
     assert_same(layer(x, lay_out(branch, layout, 1)), layer(x, branch))
+
+
+# ---- starting again --------------------------------------------------------------------------------------------------
+
+AT_THE_START: dict[str, Callable[..., nn.Module]] = {
+    "layer": lambda **to: normlab.LayerNorm((3, 7), **to),
+    "layer-offset": lambda **to: normlab.LayerNorm(FEATURES, gain="offset", **to),
+    "rms": lambda **to: normlab.RMSNorm(FEATURES, bias=True, **to),
+    "scale": lambda **to: normlab.ScaleNorm(FEATURES, **to),
+    "batch": lambda **to: normlab.BatchNorm(FEATURES, **to),
+    "batch-frozen": lambda **to: normlab.BatchNorm(FEATURES, frozen=True, **to),
+    "batch-offset-average": lambda **to: normlab.BatchNorm(FEATURES, momentum=None, gain="offset", **to),
+    "batch-untracked": lambda **to: normlab.BatchNorm(FEATURES, track_running_stats=False, **to),
+    "instance": lambda **to: normlab.InstanceNorm(FEATURES, affine=True, track_running_stats=True, **to),
+    "group": lambda **to: normlab.GroupNorm(3, FEATURES, **to),
+    "power": lambda **to: normlab.PowerNorm(FEATURES, warmup_steps=1, **to),
+    "power-untracked": lambda **to: normlab.PowerNorm(FEATURES, running=False, track_running_stats=False, **to),
+    "dyt": lambda **to: normlab.DyT(FEATURES, alpha_init=0.7, **to),
+    "derf": lambda **to: normlab.Derf(FEATURES, alpha_init=0.7, shift_init=-0.2, **to),
+    "residual": lambda **to: normlab.ResidualNorm(FEATURES, **to),
+}
+
+
+@pytest.mark.parametrize("way", ["overwritten", "emptied", "from meta"])
+@pytest.mark.parametrize("name", AT_THE_START)
+def test_reset_parameters_restores_the_state_at_construction(name: str, way: str) -> None:
+    start = AT_THE_START[name]().state_dict()
+    layer = AT_THE_START[name](device="meta" if way == "from meta" else None)
+    if way != "overwritten":
+        layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for held in (*layer.parameters(), *layer.buffers()):  # what to_empty gives may by chance be the right numbers
+            held.fill_(13)
+    layer.reset_parameters()  # type: ignore[operator]
+    again = layer.state_dict()
+    assert list(again) == list(start)
+    for key, value in start.items():
+        assert_same(again[key], value, key)
+
+
+def test_starting_again_is_tried_on_every_norm() -> None:
+    assert {type(make()) for make in AT_THE_START.values()} == {
+        *(facts.layer for facts in normlab.NORMS.values()),
+        normlab.ResidualNorm,
+    }
+
+
+# ---- torch's tools that ask for its own class ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_update_bn_gives_torchs_statistics(momentum: float | None) -> None:
+    batches = [draw(n, 5, FEATURES) * (1 + n) for n in (3, 7, 2)]
+    ours, theirs = normlab.BatchNorm(FEATURES, momentum=momentum), nn.BatchNorm1d(FEATURES, momentum=momentum)
+    for norm in (ours, theirs):
+        norm.running_mean.fill_(9)
+        norm.num_batches_tracked.fill_(4)
+    torch.optim.swa_utils.update_bn(batches, nn.Sequential(ours).eval())
+    torch.optim.swa_utils.update_bn([b.transpose(1, 2) for b in batches], nn.Sequential(theirs).eval())
+    assert ours.momentum == momentum and not ours.training and ours.num_batches_tracked == 3
+    assert_near(ours.running_mean, theirs.running_mean, what="mean")
+    assert_near(ours.running_var, theirs.running_var, what="variance")
+
+
+def test_update_bn_keeps_frozen_statistics() -> None:
+    frozen, moving = normlab.BatchNorm(FEATURES, frozen=True), normlab.BatchNorm(FEATURES)
+    frozen.running_mean.fill_(2)
+    frozen.running_var.fill_(3)
+    kept = state_of(frozen)
+    torch.optim.swa_utils.update_bn([draw(6, FEATURES)], nn.Sequential(frozen, moving))
+    assert_untouched(frozen, kept)
+    assert moving.num_batches_tracked == 1 and moving.running_mean.abs().max() > 0
+
+
+def test_functorch_takes_the_running_statistics_out_of_ours_as_out_of_torchs() -> None:
+    model = torch.func.replace_all_batch_norm_modules_(nn.Sequential(normlab.BatchNorm(FEATURES)))
+    x, alone = draw(6, FEATURES), normlab.BatchNorm(FEATURES, track_running_stats=False)
+    assert not list(model.buffers())
+    assert_same(model(x), alone(x))
+    assert_same(model.eval()(x), alone.eval()(x))

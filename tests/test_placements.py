@@ -395,6 +395,57 @@ def test_transformer_stack_with_norms_inside_its_sublayers_is_its_formula(name: 
     assert_gradients_close(*(torch.autograd.grad(y, inputs, upstream) for y in (got, want)))
 
 
+GENERIC_NORMS: dict[str, Callable[[], nn.Module]] = {
+    "layer": lambda: normlab.LayerNorm(WIDTH),
+    "scale": lambda: normlab.ScaleNorm(WIDTH),
+    "batch without a gain": lambda: normlab.BatchNorm(WIDTH, affine=False),
+    "derf without a gain": lambda: normlab.Derf(WIDTH, affine=False),
+    "torch's": lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
+    "of the user": UserBatchNorm,
+}
+
+
+@pytest.mark.parametrize("norm", GENERIC_NORMS)
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_placement_is_made_from_a_factory_and_a_site_alone(name: str, norm: str) -> None:
+    facts, make = PLACEMENTS[name], GENERIC_NORMS[norm]
+    sites = [Site(layer=i, num_layers=3, kind=kind, first=kind == "attention", last=kind == "feedforward")
+             for i in range(3) for kind in ("attention", "feedforward")]  # fmt: skip
+    places, ends = [facts.place(make, site) for site in sites], facts.ends(make)
+    stream = ends.enter(draw(2, 5, WIDTH, dtype=torch.float32))
+    for place in places:
+        stream = place(stream, torch.tanh)
+    assert ends.leave(stream).shape == (2, 5, WIDTH)
+    if name == "admin":
+        assert {place.omega.shape for place in places} == {(WIDTH,)}
+
+
+def test_sub_ln_excepts_attention_to_another_stack() -> None:
+    model = normlab.build(architecture="encoder-decoder", dim=8, num_heads=2, num_layers=2, vocab_size=7,
+                          placement="sub-ln")  # fmt: skip
+    for layer in model.encoder.layers:
+        assert layer.attention.norm_out is not None and layer.feedforward.norm_inner is not None
+    for layer in model.decoder.layers:
+        assert layer.attention.norm_out is not None and layer.feedforward.norm_inner is not None
+        assert layer.cross.norm_out is None and layer.cross_place.norm is not None
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_placements_and_their_ends_start_again_as_they_were_made(name: str) -> None:
+    net = Net(name, lambda: normlab.BatchNorm(WIDTH))
+    start = {k: v.clone() for k, v in net.state_dict().items() if not k.startswith("maps.")}
+    assert bool(start) == (name != "none")
+    net.to_empty(device="cpu")
+    with torch.no_grad():
+        for held in (*net.parameters(), *net.buffers()):
+            held.fill_(13)
+    for place in net.places:
+        place.reset_parameters()
+    placements.reset_inside(net.ends)
+    again = net.state_dict()
+    assert [k for k, v in start.items() if not torch.equal(again[k], v)] == []
+
+
 # ---- depth rules -----------------------------------------------------------------------------------------------------
 
 
@@ -979,6 +1030,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "share-negative": (lambda: normlab.MixNorm(nn.Identity, post_share=-0.5), r"\[0, 1\].*-0\.5"),
     "output-change": (lambda: normlab.admin_scale(12, "constnt"), "Did you mean 'constant'"),
     "admin": (lambda: normlab.Admin(nn.Identity, width=4, output_change="linear"), "Known: constant, log"),
+    "admin-width": (lambda: normlab.Admin(nn.Identity), "width from Identity; give it as width="),
     "deepnorm-depth": (lambda: normlab.deepnorm_scales(0), "num_layers >= 1"),
     "deepnorm-stack": (lambda: normlab.deepnorm_scales(4, stack="decodr"), "Did you mean 'decoder'"),
     "subln-other": (lambda: normlab.subln_gain(4, other_layers=-2), "other_layers >= 0"),

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 import normlab
 from normlab import NORMS, PLACEMENTS, TransformerConfig, build
-from normlab.transformer import ARCHITECTURES, Cache
+from normlab.transformer import ARCHITECTURES, POSITIONS, Cache
 
 CLOSE = {torch.float32: 3e-5, torch.float64: 1e-12}
 BATCH, LENGTH, DIM, HEADS, FFN, WORDS, LONGEST = 3, 11, 22, 2, 29, 17, 19
@@ -567,6 +567,108 @@ def test_tied_embeddings_stay_tied_through_copy_and_load():
         embedding = twin.embedding if architecture == "decoder" else twin.target
         assert twin.head.weight is embedding.token.weight
         assert twin.head.weight is not model.head.weight
+
+
+def emptied(model: nn.Module) -> nn.Module:
+    """Storage for a model without values; what comes by chance might be right."""
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for held in (*model.parameters(), *model.buffers()):
+            held.fill_(math.nan if held.is_floating_point() else 13)
+    return model
+
+
+def on_meta(config: TransformerConfig) -> nn.Module:
+    with torch.device("meta"):
+        return build(config)
+
+
+WITHOUT_VALUES: dict[str, Callable[[TransformerConfig, Tensors], nn.Module]] = {
+    "from meta": lambda config, state: loaded(emptied(on_meta(config)), state),
+    "emptied": lambda config, state: loaded(emptied(build(config)), state),
+    "assigned": lambda config, state: loaded(on_meta(config), state, assign=True),
+    "assigned and moved": lambda config, state: loaded(on_meta(config), state, assign=True).to("cpu"),
+    "emptied on meta": lambda config, state: loaded(emptied(build(config).to("meta")), state),
+}
+
+
+def loaded(model: nn.Module, state: Tensors, assign: bool = False) -> nn.Module:
+    model.load_state_dict({name: t.clone() for name, t in state.items()}, assign=assign)
+    return model
+
+
+def assert_right_without_values(architecture: str, way: str, **settings: Any) -> None:
+    model, arguments = make_any(architecture, **settings), example(architecture)
+    model(*arguments)  # moves running statistics, where there are any
+    other = WITHOUT_VALUES[way](model.config, model.state_dict())
+    assert not any(t.is_meta for t in (*other.parameters(), *other.buffers()))
+    for mode in (False, True):
+        want, got = model.train(mode)(*arguments), other.train(mode)(*arguments)
+        assert torch.isfinite(want).all() and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("way", WITHOUT_VALUES)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_made_without_values_is_right_once_a_state_is_loaded(architecture, positions, way):
+    assert_right_without_values(architecture, way, positions=positions, dim=24)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("norm", ["derf", "batch", "power"])
+def test_every_placement_made_without_values_is_right_once_a_state_is_loaded(norm, placement):
+    settings = {"norm": norm, "placement": placement, "causal_statistics": "running", "embedding_norm": True}
+    assert_right_without_values("encoder-decoder", "from meta", **settings)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_a_pass_on_meta_leaves_the_tables_of_positions_as_they_were(positions):
+    model, (tokens, mask) = make(positions=positions, dim=24), example("encoder")
+    want, state = model(tokens, mask), model.state_dict()
+    assert model.to("meta")(tokens.to("meta"), mask.to("meta")).is_meta
+    loaded(emptied(model), state)
+    with torch.inference_mode():
+        assert torch.equal(model(tokens, mask), want)
+    model(tokens, mask).sum().backward()
+
+
+STARTS: dict[str, dict[str, Any]] = {
+    **{name: {"placement": name} for name in PLACEMENTS},
+    "learned, tied": {"positions": "learned", "tie_embeddings": True, "placement": "deepnorm"},
+    "swiglu, grouped": {"activation": "swiglu", "positions": "rotary", "num_heads": 6, "num_kv_heads": 2},
+}
+
+
+def assert_starts_again(architecture: str, reset: Callable[[Any], Any], **settings: Any) -> None:
+    """Constants bit for bit; what is drawn, with the spread it had. Matrices are large: a spread is known to 10 %."""
+    sizes = {"dim": 96, "num_heads": 4, "ffn_dim": 101, "num_layers": 2, "vocab_size": 101, "max_length": 97}
+    more = {**IMAGES, "patch_size": 6, "num_classes": 97} if architecture in ("vision", "convolution") else {}
+    config = TransformerConfig(architecture=architecture, **{**sizes, "norm": "derf", **more, **settings})
+    start, again = build(config).state_dict(), emptied(on_meta(config))
+    reset(again)
+    for name, value in again.state_dict().items():
+        if value.dim() < 2 or name.endswith("head_scale"):
+            assert torch.equal(value, start[name]), name
+        else:
+            parts = 3 if name.endswith("qkv.weight") else 2 if name.endswith("kv.weight") else 1
+            for new, old in zip(value.chunk(parts), start[name].chunk(parts), strict=True):
+                assert 0.9 < new.std() / old.std() < 1.1 and not torch.equal(new, old), name
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_model_starts_again_as_it_was_made(name):
+    assert_starts_again("encoder-decoder", lambda model: model.reset_parameters(), **STARTS[name])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_starts_again_as_it_was_made(architecture):
+    norm = {"norm": "batch", "causal_statistics": "running"}
+    assert_starts_again(architecture, lambda model: model.reset_parameters(), **norm)
+
+
+def test_a_model_starts_again_when_every_module_is_asked_from_the_inside_out():
+    ask = lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None  # noqa: E731
+    assert_starts_again("encoder-decoder", lambda model: model.apply(ask), placement="normformer", positions="learned")
 
 
 def assert_outcomes(got: Mapping[str, Tensor], want: Mapping[str, Tensor], limit: float = 3e-5) -> None:

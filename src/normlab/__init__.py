@@ -42,7 +42,7 @@ _NAMES: dict[str, str] = {
     "KernelUnavailable": "errors",
     "TransformUnsupported": "errors",
 }  # fmt: skip
-_MODULES = ("callbacks", "lab", "answer", "report")
+_MODULES = ("callbacks", "lab", "answer", "report", "runs")
 __all__ = ["__version__", *_NAMES, *_MODULES]
 
 

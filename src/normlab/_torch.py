@@ -114,6 +114,11 @@ def direct_apply(function: type[Function]) -> Callable[..., Any]:
 exchange_table: Any = getattr(Tensor, "__dlpack_c_exchange_api__", None)
 
 
+# Zeros without memory, which torch makes for gradients that are none. Without it: nothing is one, and a tensor without memory
+# is refused.
+is_zero_tensor: Callable[[Tensor], bool] = getattr(Tensor, "_is_zerotensor", lambda t: False)
+
+
 # Many small tensors at once. Without them: one by one, slower recorded steps.
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.linalg.vector_norm(t) for t in tensors]

@@ -26,7 +26,7 @@ from . import runs
 from .errors import RunUnreadable, unknown
 from .intervals import MOST_SEEDS, holm, mean_interval, paired_difference, seeds_needed
 
-SCHEMA, SWEEP_SCHEMA = "normlab.summary/1", "normlab.sweep/1"
+SCHEMA, SWEEP_SCHEMA = runs.SUMMARY.schema, runs.SWEEP.schema
 OUTCOMES = ("trained", "untrained", "collapsed", "diverged", "failed")
 BROKEN = ("collapsed", "diverged")  # untrained is not: its loss still falls
 FIELDS = ("name", "cell", "axes", "lr", "seed", "outcome", "steps", "loss", "loss_half_width", "accuracy", "train_loss",
@@ -82,6 +82,11 @@ def plain(value: Any) -> str:
     return "".join(c if c.isalnum() or c in "._+-" else "_" for c in text)
 
 
+def same(axes: Mapping[str, Any]) -> str:
+    """A text that two cells share if they are one."""
+    return json.dumps(axes, sort_keys=True)
+
+
 @dataclass(frozen=True)
 class _Grid:
     """What the sweep set out to do."""
@@ -94,13 +99,18 @@ class _Grid:
     @classmethod
     def of(cls, sweep: Mapping[str, Any]) -> _Grid:
         axes, base = sweep["axes"], sweep.get("base") or {}
+        for name in ("lr", "seed"):
+            if not axes.get(name) and base.get(name) is None:
+                raise ValueError(f"a sweep needs {name}, as an axis or in its base")
         outer = [name for name in axes if name not in ("lr", "seed")]
         every = [dict(zip(outer, v, strict=True)) for v in itertools.product(*(axes[name] for name in outer))]
         refused = [{"cell": cell_name(r["axes"]), "axes": dict(r["axes"]), "reason": r["reason"]}
                    for r in sweep.get("refused") or ()]  # fmt: skip
-        shut = [r["axes"] for r in refused]
+        shut = {same(r["axes"]) for r in refused}
         inner = {name: axes.get(name) or [base[name]] for name in ("lr", "seed")}
-        return cls({cell_name(c): c for c in every if c not in shut}, sorted(inner["lr"]), list(inner["seed"]), refused)
+        return cls(
+            {cell_name(c): c for c in every if same(c) not in shut}, sorted(inner["lr"]), list(inner["seed"]), refused
+        )
 
 
 def answer(
@@ -477,7 +487,27 @@ def _of_axes(answer: Answer, grid: _Grid, at_best: AtBest) -> Iterator[Sentence]
 
 def read_sweep(folder: str | Path) -> Data:
     """What sweep.json says was to be compared."""
-    return runs.read_described(Path(folder) / "sweep.json", SWEEP_SCHEMA, "sweep")
+    found = runs.read(folder, runs.SWEEP)
+    try:
+        _Grid.of(found)
+    except ValueError as error:
+        raise RunUnreadable(f"{Path(folder) / runs.SWEEP.file}: {error}") from error
+    return found
+
+
+def read_trial(place: Path, outer: Sequence[str]) -> tuple[Data, Data]:
+    """(the entry of a trial that ended, its run.json). ``outer``: the axes that name cells."""
+    info = runs.Run(place).info
+    of, result = info.get("experiment"), info.get("result")
+    if not isinstance(of, dict) or not isinstance(result, dict):
+        raise RunUnreadable(f"{place} holds a run without a result")
+    settings = {**model, **of} if isinstance(model := of.get("model"), dict) else of
+    if lacking := [name for name in (*outer, "lr", "seed") if name not in settings]:
+        raise RunUnreadable(f"{place / runs.INFO}: experiment.{lacking[0]} is missing")
+    axes = {name: settings[name] for name in outer}
+    identity = {"name": place.name, "cell": cell_name(axes), "axes": axes, "lr": of["lr"], "seed": of["seed"],
+                "folder": f"trials/{place.name}"}  # fmt: skip
+    return {**dict.fromkeys(FIELDS), **result, **identity}, info
 
 
 def collect(folder: str | Path) -> tuple[Data, list[Data]]:
@@ -490,14 +520,11 @@ def collect(folder: str | Path) -> tuple[Data, list[Data]]:
     trials = []
     for place in sorted((Path(folder) / "trials").glob("*")):
         try:
-            info = runs.Run(place).info
-            of, task = info["experiment"], info.get("task") or {}
-            axes = {name: of[name] if name in of else of["model"][name] for name in outer}
-            identity = {"name": place.name, "cell": cell_name(axes), "axes": axes, "lr": of["lr"], "seed": of["seed"],
-                        "folder": f"trials/{place.name}"}  # fmt: skip
-            trials.append({**dict.fromkeys(FIELDS), **info["result"], **identity})
-        except (RunUnreadable, OSError, KeyError, TypeError):
+            entry, info = read_trial(place, outer)
+        except RunUnreadable:
             continue
+        trials.append(entry)
+        task = info["task"] if isinstance(info.get("task"), dict) else {}
         for key, value in (("unit", task.get("unit")), ("blind", task.get("blind")), ("machine", info.get("machine"))):
             if sweep.get(key) is None and value is not None:
                 sweep[key] = value

@@ -223,28 +223,23 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
     rows = x.shape[0]
     weight, bias = torch.randn(d).to(dtype), torch.randn(d).to(dtype)
     y, dx, dweight, dbias = torch.empty_like(x), torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
-    code, threads = cpu.CODES[dtype], torch.get_num_threads()
-    statistics_ = torch.empty(2, rows, dtype=torch.float64)
-    columns = [torch.empty(count, dtype=torch.float64) for count in (2 * d + 1, d, d)]
-    kept, sum_g, sum_gx = (t.data_ptr() for t in columns)
-    p = [t.data_ptr() for t in (weight, bias, x, y, grad, dx, dweight, dbias)]
-    w, b, px, py, pg, pdx, pdw, pdb = p
+    threads = torch.get_num_threads()
+    kept = torch.empty(2 * rows, dtype=torch.float64)
+    column_kept, sums = torch.empty(2 * d + 1, dtype=torch.float64), torch.empty(2, d, dtype=torch.float64)
+    column_facts = (1e-5, False, True, 1, d, True)
     n = cpu.native
 
     def row_pair(mode: int) -> None:
-        kept = statistics_.data_ptr()
-        with_bias = mode == 0
-        n.row_forward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, b if with_bias else 0, px,
-                      kept, py, 0, 0, 1.0, 0.0, 0)  # fmt: skip
-        n.row_backward(rows, d, d, d, code, code, mode, 1e-5, False, False, threads, 0, w, px, kept, pg, pdx, pdw,
-                       pdb if with_bias else 0, False, 0, 0, 1.0, 0.0, 0)  # fmt: skip
+        facts = (mode, 1e-5, d, d, False, False)
+        statistics_, b, db = (kept, bias, dbias) if mode == 0 else (kept[:rows], None, None)
+        n.row_forward(x, None, weight, b, None, statistics_, y, None, facts, threads)
+        n.row_backward(x, weight, None, statistics_, grad, None, dx, None, dweight, db, facts, threads)
 
     def column_pair() -> None:
-        layout = (1, rows, d, d, False, True)
-        n.column_forward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, b, px, kept, py, 0, 0,
-                         0, 0.0)  # fmt: skip
-        n.column_backward(*layout, True, False, code, code, 1e-5, False, threads, 0, w, px, kept, pg, sum_g,
-                          sum_gx, True, True, 0, 0, 0, pdx, pdw, pdb)  # fmt: skip
+        n.column_forward(x, weight, bias, None, column_kept, False, y, None, column_facts, threads)
+        n.column_backward(
+            x, weight, None, column_kept, False, grad, dx, dweight, dbias, sums, None, column_facts, threads
+        )
 
     tgeometric_mean, t_rstd = torch.empty(rows, 1, dtype=dtype), torch.empty(rows, 1, dtype=dtype)
     forward, backward = torch.ops.aten.native_layer_norm.out, torch.ops.aten.native_layer_norm_backward.out

@@ -32,7 +32,7 @@ def replay(
     through this formula counts here.
     """
     with torch.enable_grad():
-        aliases = [None if t is None else t.view_as(t) for t in inputs]
+        aliases = [None if t is None else cpu.with_memory(t).view_as(t) for t in inputs]
         wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
         found = iter(torch.autograd.grad(formula(*aliases), wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if need and t is not None else None for t, need in zip(inputs, needs, strict=True)]
@@ -42,46 +42,55 @@ def _like(t: Tensor | None, wanted: bool) -> Tensor | None:
     return torch.empty_like(t) if wanted and t is not None else None
 
 
+def _dtype_of(weight: Tensor | None, bias: Tensor | None) -> torch.dtype | None:
+    """Of both, where there are both: they come in one."""
+    return weight.dtype if weight is not None else bias.dtype if bias is not None else None
+
+
 def _parameter_gradients(
-    weight: Tensor | None, bias_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
+    weight: Tensor | None, parameter_dtype: torch.dtype | None, size: int, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Places for the gradients of gain and bias, whose dtypes are the same where there are both."""
+    if weight is not None and weight.dtype is not parameter_dtype:
+        raise cpu.changed(f"the weight is {weight.dtype} instead of {parameter_dtype}")
     dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
     if not need_bias:
         return dweight, None
-    return dweight, torch.empty(size, dtype=bias_dtype, device="cpu") if weight is None else empty_like(weight)
+    return dweight, torch.empty(size, dtype=parameter_dtype, device="cpu") if weight is None else empty_like(weight)
 
 
 class RowNorm(Function):
-    """``facts`` is (mode, eps, partial, offset gain, round before gain): one argument, because each costs time."""
+    """``facts`` is (mode, eps, width, partial, offset gain, round before gain): one argument, because each costs time."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...]
     ) -> Tensor:
-        y, statistics = cpu.row_forward(x, weight, bias, mask, None, *facts)
+        y, statistics = cpu.row_forward(x, weight, bias, mask, None, facts)
         ctx.save_for_backward(x, weight, mask)
         # The statistics are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
-        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
+        ctx.kept = (facts, statistics, _dtype_of(weight, bias))
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask = ctx.saved_tensors
-        facts, statistics, bias_dtype = ctx.kept
+        facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled():
-            mode, eps, partial, offset, round_first = facts
+            mode, eps, _, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(x.shape[-1], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = (
+                torch.zeros(x.shape[-1], dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
+            )
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
                                           gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, x.shape[-1], need_weight, need_bias)
-        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, *facts)
+        dweight, dbias = _parameter_gradients(weight, parameter_dtype, x.shape[-1], need_weight, need_bias)
+        dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, facts)
         return dx, dweight, dbias, None, None
 
 
@@ -89,7 +98,7 @@ row_norm = direct_apply(RowNorm)
 
 
 class ResidualNorm(Function):
-    """y and the new stream; ``facts`` is (mode, eps, offset gain, round before gain, alpha, drop, seed).
+    """y and the new stream; ``facts`` is (mode, eps, width, width, offset gain, round before gain, alpha, drop, seed).
 
     Of the inputs only the stream is kept, not its two parts: a second derivative reaches them through it.
     """
@@ -97,28 +106,27 @@ class ResidualNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
                 facts: tuple[Any, ...]) -> tuple[Tensor, Tensor]:  # fmt: skip
-        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, *facts)
+        y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, facts)
         ctx.save_for_backward(stream, weight, mask)
-        ctx.kept = (facts, statistics, None if bias is None else bias.dtype)
+        ctx.kept = (facts, statistics, _dtype_of(weight, bias))
         ctx.set_materialize_grads(False)
         return y, stream
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_stream: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         stream, weight, mask = ctx.saved_tensors
-        facts, statistics, bias_dtype = ctx.kept
+        facts, statistics, parameter_dtype = ctx.kept
         _, _, need_weight, need_bias, _, _ = ctx.needs_input_grad
         if grad is not None and not is_grad_enabled():
-            dweight, dbias = _parameter_gradients(weight, bias_dtype, stream.shape[-1], need_weight, need_bias)
+            dweight, dbias = _parameter_gradients(weight, parameter_dtype, stream.shape[-1], need_weight, need_bias)
             dx, dbranch = cpu.residual_backward(
-                grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, *facts
+                grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts
             )
             return dx, dbranch, dweight, dbias, None, None
-        mode, eps, offset, round_first, alpha, drop, seed = facts
-        width = stream.shape[-1]
+        mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
         whole, of_weight, of_bias = grad_stream, None, None
         if grad is not None:
-            bias = torch.zeros(width, dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = torch.zeros(width, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(stream, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=width,
@@ -142,16 +150,16 @@ residual_norm = direct_apply(ResidualNorm)
 
 
 def residual_reference(
-    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
+    row_norm: Callable[..., Tensor], x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
     gain: str, round_first: bool, alpha: float, drop: float, seed: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y and the new stream by the reference formulas; padding is zero in both."""
+    """y and the new stream by the formulas (``row_norm``: those of the norm); padding is zero in both."""
     width = x.shape[-1]
     keep = reference.keep_mask(seed, x.numel() // width, width, drop).to(x.device) if drop > 0 else None
     stream = reference.residual(x, branch, alpha, keep, drop)
     if mask is not None:
         stream = torch.where(mask.unsqueeze(-1), stream, 0)
-    y = reference.row_norm(
+    y = row_norm(
         stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first
     )
     return y, stream
@@ -160,21 +168,17 @@ def residual_reference(
 # ---- statistics over rows --------------------------------------------------------------------------------------------
 
 
-def in_layout_of(x: Tensor, grad: Tensor) -> Tensor:
-    return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
-
-
-def gather_moments(statistics: Tensor, layout: tuple[int, ...], centered: bool, group: Any) -> None:
+def gather_moments(statistics: Tensor, x: Tensor, facts: tuple[Any, ...], group: Any) -> None:
     """Replace this process's statistics by those of all processes together, weighted by their counts, in rank order."""
     parts = [torch.empty_like(statistics) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, statistics, group=group)
-    mean, square, count = cpu.split_statistics(statistics, layout)
+    mean, square, count = cpu.split_statistics(statistics, x, facts)
     means, squares, counts = (
-        torch.stack(t) for t in zip(*(cpu.split_statistics(p, layout) for p in parts), strict=True)
+        torch.stack(t) for t in zip(*(cpu.split_statistics(p, x, facts) for p in parts), strict=True)
     )
     share = (counts / counts.sum(0).clamp(min=1)).unsqueeze(-1)
     mean.copy_((share * means).sum(0))
-    spread = squares + (means - mean) ** 2 if centered else squares
+    spread = squares + (means - mean) ** 2 if facts[2] else squares  # centered
     square.copy_((share * spread).sum(0))
     count.copy_(counts.sum(0))
 
@@ -182,29 +186,33 @@ def gather_moments(statistics: Tensor, layout: tuple[int, ...], centered: bool, 
 class ColumnNorm(Function):
     """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None.
 
-    Returns y, or (y, statistics) with ``want_statistics``. ``running`` (mean, variance, factor) is updated on the way.
+    ``facts`` is (eps, offset gain, centered, channel axis, groups, pooled), ``more`` (running, group, want statistics).
+    Returns y, or (y, statistics) when they are wanted. ``running`` (mean, variance, factor) is updated on the way.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                given: Tensor | None, facts: tuple[Any, ...]) -> Any:  # fmt: skip
-        eps, offset, centered, layout, running, group, want_statistics, channel = facts
+                given: Tensor | None, facts: tuple[Any, ...], more: tuple[Any, ...]) -> Any:  # fmt: skip
+        running, group, want_statistics = more
+        if (
+            running is not None
+            and any(ctx.needs_input_grad)
+            and (x.is_inference() or (weight is not None and weight.is_inference()))
+        ):
+            raise RuntimeError("tensors made in inference mode cannot be saved for backward: clone them outside of it")
         known = given is not None
         synced = group is not None and not known
         statistics = given
         if synced or (want_statistics and not known):
-            statistics = cpu.column_statistics(layout)
+            statistics = cpu.column_statistics(x, facts)
         if synced:
             assert statistics is not None
-            cpu.column_forward(x, None, None, mask, eps, offset, centered, False, layout, statistics, moments_only=True)
-            gather_moments(statistics, layout, centered, group)
-        y, kept = cpu.column_forward(
-            x, weight, bias, mask, eps, offset, centered, known or synced, layout, statistics, running=running
-        )
+            cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
+            gather_moments(statistics, x, facts, group)
+        y, kept = cpu.column_forward(x, weight, bias, mask, statistics, known or synced, facts, running=running)
         ctx.save_for_backward(x, weight, mask, statistics)
-        ctx.facts = (eps, offset, centered, known, layout)
         # Statistics nobody else sees are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
-        ctx.kept = (kept, channel, group, None if bias is None else bias.dtype)
+        ctx.kept = (facts, known, kept, group, _dtype_of(weight, bias))
         if not want_statistics:
             return y
         ctx.mark_non_differentiable(statistics)
@@ -213,35 +221,34 @@ class ColumnNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, mask, statistics = ctx.saved_tensors
-        eps, offset, centered, known, layout = ctx.facts
-        kept, channel, group, bias_dtype = ctx.kept
+        facts, known, kept, group, parameter_dtype = ctx.kept
         synced = group is not None and not known
-        _, need_weight, need_bias, _, _, _ = needs = ctx.needs_input_grad
+        _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
+        channels = cpu.channels_of(x, facts[3])
         if is_grad_enabled():
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
                 )
-            _, _, _, groups, _, pooled = layout
-            given = cpu.split_statistics(statistics, layout)[:2] if known else None
+            eps, offset, centered, channel, groups, pooled = facts
+            given = cpu.split_statistics(statistics, x, facts)[:2] if known else None
             # No gradient depends on the bias's value, so it was not saved: any will do.
-            bias = torch.zeros(layout[2], dtype=bias_dtype, device="cpu", requires_grad=True) if need_bias else None
+            bias = torch.zeros(channels, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
                                              centered=centered, channel_dim=channel, gain=GAINS[offset],
                                              statistics=given)[0]  # fmt: skip
 
-            return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None)
-        grad = in_layout_of(x, grad)
-        dweight, dbias = _parameter_gradients(weight, bias_dtype, layout[2], need_weight, need_bias)
+            return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None, None)
+        dweight, dbias = _parameter_gradients(weight, parameter_dtype, channels, need_weight, need_bias)
         if synced:
-            dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, *ctx.facts)
+            dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, facts)
         else:
             dx = cpu.column_backward(
-                grad, x, weight, mask, kept if statistics is None else statistics, dweight, dbias, *ctx.facts
+                grad, x, weight, mask, kept if statistics is None else statistics, known, dweight, dbias, facts
             )
-        return dx, dweight, dbias, None, None, None
+        return dx, dweight, dbias, None, None, None, None
 
 
 column_norm = direct_apply(ColumnNorm)
@@ -249,42 +256,42 @@ column_norm = direct_apply(ColumnNorm)
 
 def synced_gradient(
     group: Any, grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor,
-    dweight: Tensor | None, dbias: Tensor | None, eps: float, offset: bool, centered: bool, known: bool,
-    layout: tuple[int, ...],
+    dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...],
 ) -> Tensor | None:  # fmt: skip
     """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
-    args = (grad, x, weight, mask, statistics, None, None, eps, offset, centered, known, layout)
-    sums = torch.empty(2, 1, layout[2], dtype=torch.float64, device="cpu")
-    cpu.column_backward(*args, sums=sums, stage="sums")
+    eps, offset, centered, channel, _, _ = facts
+    args = (grad, x, weight, mask, statistics, False, None, None, facts)
+    sums = torch.empty(2, 1, x.shape[channel], dtype=torch.float64, device="cpu")
+    cpu.column_backward(*args, sums=sums, sums_only=True)
     if dweight is not None:
         dweight.copy_(sums[1, 0])
     if dbias is not None:
         dbias.copy_(sums[0, 0])
     dist.all_reduce(sums, group=group)
-    _, square, count = cpu.split_statistics(statistics, layout)
+    _, square, count = cpu.split_statistics(statistics, x, facts)
     gain = 1.0 if weight is None else weight.detach().double() + offset
     direct = gain / torch.sqrt(square + eps)
     share = direct / count.clamp(min=1)
     coefficients = torch.stack([direct, -share * sums[1], -share * sums[0] if centered else torch.zeros_like(share)])
-    return cpu.column_backward(*args, sums=sums, stage="apply", coefficients=coefficients)
+    return cpu.column_backward(*args, sums=sums, coefficients=coefficients)
 
 
 class PowerNorm(Function):
     """PowerNorm in training. While ``step < warmup`` the batch's own quadratic mean and the exact gradient are used,
     later the running one and the paper's approximate gradient. ``nu`` is updated by backward.
 
-    ``layout`` None: the stages run on the reference formulas.
+    Without ``native`` the stages run on the reference formulas.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor,
-                nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, layout: tuple[int, ...] | None,
+                nu: Tensor, step: Tensor, warmup: int, alpha: float, eps: float, native: bool,
                 channel: int, group: Any) -> Any:  # fmt: skip
         y, batch, used, count, warm = power_forward(
-            x, weight, bias, mask, psi2, step, warmup, eps, layout, channel, group
+            x, weight, bias, mask, psi2, step, warmup, eps, native, channel, group
         )
         ctx.save_for_backward(x, weight, bias, mask, batch, used, count, warm)
-        ctx.facts = (nu, alpha, eps, layout, channel, group)
+        ctx.facts = (nu, alpha, eps, native, channel, group)
         ctx.mark_non_differentiable(batch, count)
         return y, batch, count
 
@@ -296,9 +303,9 @@ class PowerNorm(Function):
                 "Use PowerNorm(running=False), whose gradient is exact."
             )
         x, weight, bias, mask, batch, used, count, warm = ctx.saved_tensors
-        nu, alpha, eps, layout, channel, group = ctx.facts
+        nu, alpha, eps, native, channel, group = ctx.facts
         dx, sums = power_gradient(
-            grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel, group
+            grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, native, channel, group
         )
         needs = ctx.needs_input_grad
         dweight = sums[1].to(weight.dtype) if needs[1] else None
@@ -311,11 +318,12 @@ power_norm = direct_apply(PowerNorm)
 
 def power_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor, step: Tensor, warmup: int,
-    eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+    eps: float, native: bool, channel: int, group: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """y; the batch's mean square, the one used, the count (all float64); whether this is warm-up."""
     channels = x.shape[channel]
-    if layout is None:
+    facts = _power_facts(x, eps, channel)
+    if not native:
         cell = None if mask is None else mask.unsqueeze(channel)
         _, square, counts = reference.moments(
             x.to(reference.compute_dtype(x)), reference.axes_of("power", x.dim(), channel), cell, centered=False,
@@ -323,19 +331,24 @@ def power_forward(
         )  # fmt: skip
         batch, count = square.view(1, channels), counts.flatten()[:1]
     else:
-        statistics = cpu.column_statistics(layout)
-        cpu.column_forward(x, None, None, mask, eps, False, False, False, layout, statistics, moments_only=True)
+        statistics = cpu.column_statistics(x, facts)
+        cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
         if group is not None:
-            gather_moments(statistics, layout, False, group)
-        _, batch, count = cpu.split_statistics(statistics, layout)
+            gather_moments(statistics, x, facts, group)
+        _, batch, count = cpu.split_statistics(statistics, x, facts)
     warm = step < warmup
     used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))
-    if layout is None:
+    if not native:
         y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
                                   channel_dim=channel, statistics=(torch.zeros_like(used), used))[0]  # fmt: skip
     else:
-        y, _ = cpu.column_forward(x, weight, bias, mask, eps, False, False, True, layout, _without_mean(used, count))
+        y, _ = cpu.column_forward(x, weight, bias, mask, _without_mean(used, count), True, facts)
     return y, batch, used, count, warm
+
+
+def _power_facts(x: Tensor, eps: float, channel: int) -> tuple[Any, ...]:
+    """Facts of a column norm: one gain per channel, used as it is; no mean; statistics of each channel over all samples."""
+    return eps, False, False, channel, x.shape[channel], True
 
 
 def _without_mean(square: Tensor, count: Tensor) -> Tensor:
@@ -353,20 +366,26 @@ def _all_sum(group: Any) -> Callable[[Tensor], Tensor]:
 
 def power_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, batch: Tensor, used: Tensor, count: Tensor,
-    warm: Tensor, nu: Tensor, alpha: float, eps: float, layout: tuple[int, ...] | None, channel: int, group: Any,
+    warm: Tensor, nu: Tensor, alpha: float, eps: float, native: bool, channel: int, group: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and this process's sums (2, channels) of grad and grad * xhat; ``nu`` takes its step."""
-    square, channels = used[0], used.shape[1]
+    channels = cpu.channels_of(x, channel)
+    if native:  # what follows reads them by torch's own operators, which trust the memory behind a tensor
+        weight, batch, used, count, warm = (cpu.readable(t) for t in (weight, batch, used, count, warm))
+    for t, shape, dtype in ((batch, (1, channels), used.dtype), (used, (1, channels), batch.dtype), (count, (1,), batch.dtype),
+                            (warm, (), torch.bool)):  # fmt: skip
+        if tuple(t.shape) != shape or t.dtype is not dtype or t.device != x.device:
+            raise cpu.changed(f"a statistic is {tuple(t.shape)} {t.dtype} on {t.device}")
+    square = used[0]
     args: tuple[Any, ...] = ()
-    if layout is None:
+    if not native:
         _, sums = reference.power_backward(
             grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel
         )
     else:
-        grad = in_layout_of(x, grad)
-        args = (grad, x, weight, mask, _without_mean(used, count), None, None, eps, False, False, True, layout)
+        args = (grad, x, weight, mask, _without_mean(used, count), True, None, None, _power_facts(x, eps, channel))
         sums = torch.empty(2, channels, dtype=torch.float64, device="cpu")
-        cpu.column_backward(*args, sums=sums, stage="sums")
+        cpu.column_backward(*args, sums=sums, sums_only=True)
     total = sums
     if group is not None:
         total = sums.clone()
@@ -375,14 +394,14 @@ def power_gradient(
     mean_along = gain * total[1] / count.clamp(min=1)
     old = nu.to(square.dtype)
     along = torch.where(warm, mean_along, old)
-    if layout is None:
+    if not native:
         dx, _ = reference.power_backward(
             grad, x, weight, mask, square=square, along=along, eps=eps, channel_dim=channel
         )
     else:
         root = torch.sqrt(square + eps)
         coefficients = torch.stack([gain / root, -along / root, torch.zeros_like(root)])
-        dx = cpu.column_backward(*args, sums=total, stage="apply", coefficients=coefficients)
+        dx = cpu.column_backward(*args, sums=total, coefficients=coefficients)
     moved = reference.power_step(mean_along, square, batch[0], old, alpha=alpha, eps=eps)
     nu.copy_(torch.where(count > 0, moved, old))
     return dx, sums
@@ -409,7 +428,7 @@ class Pointwise(Function):
 
             return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)
         slots = [_like(t, need) for t, need in zip((alpha, shift, weight, bias), needs[1:5], strict=True)]
-        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, *slots)
+        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, slots)
         return dx, *slots, None, None
 
 

@@ -27,6 +27,15 @@ def _none_if_empty(t: Tensor, wanted: bool) -> Maybe:
     return t if wanted else None
 
 
+def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The saved tensors, on the device they were on: on a mixture torch would run an op's fake and return what memory held."""
+    found = ctx.saved_tensors
+    for t in found:
+        if t is not None and t.device != grad.device:
+            raise cpu.changed(f"a saved tensor is on {t.device} instead of {grad.device}")
+    return found
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -36,7 +45,9 @@ def row_norm(
     offset: bool, round_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     statistics = cpu.row_statistics(x, mode)
-    return cpu.row_forward(x, weight, bias, mask, statistics, mode, eps, partial, offset, round_first)[0], statistics
+    return cpu.row_forward(x, weight, bias, mask, statistics, (mode, eps, x.shape[-1], partial, offset, round_first))[
+        0
+    ], statistics
 
 
 @row_norm.register_fake
@@ -52,7 +63,9 @@ def row_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     size = 1 if mode == 2 else x.shape[-1]
     dweight, dbias = (x.new_empty(size, dtype=parameter_dtype) if p else None for p in parameters)
-    dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, mode, eps, partial, offset, round_first)
+    dx = cpu.row_backward(
+        grad, x, weight, mask, statistics, dweight, dbias, (mode, eps, x.shape[-1], partial, offset, round_first)
+    )
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
@@ -78,7 +91,7 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _row_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    x, weight, mask, statistics = ctx.saved_tensors
+    x, weight, mask, statistics = _saved(ctx, grad)
     wanted = [shape is not None for shape in ctx.shapes]
     dx, dweight, dbias = row_norm_backward(grad, x, weight, mask, statistics, *ctx.facts, wanted, ctx.parameter_dtype)
     return (
@@ -102,7 +115,13 @@ def residual_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     statistics = cpu.row_statistics(x, mode)
     y, stream, _ = cpu.residual_forward(
-        x, branch, weight, bias, mask, statistics, mode, eps, offset, round_first, alpha, drop, int(seed)
+        x,
+        branch,
+        weight,
+        bias,
+        mask,
+        statistics,
+        (mode, eps, x.shape[-1], x.shape[-1], offset, round_first, alpha, drop, int(seed)),
     )
     return y, stream, statistics
 
@@ -121,8 +140,8 @@ def residual_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (stream.new_empty(stream.shape[-1], dtype=parameter_dtype) if p else None for p in parameters)
     dx, dbranch = cpu.residual_backward(
-        grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, mode, eps, offset, round_first, alpha,
-        drop, int(seed),
+        grad, grad_stream, stream, weight, mask, statistics, dweight, dbias,
+        (mode, eps, stream.shape[-1], stream.shape[-1], offset, round_first, alpha, drop, int(seed)),
     )  # fmt: skip
     return dx, stream.new_empty(0) if dbranch is dx else dbranch, _or_empty(dweight, stream), _or_empty(dbias, stream)
 
@@ -148,7 +167,7 @@ def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _residual_backward(ctx: Any, grad: Tensor, grad_stream: Tensor, _: Any) -> tuple[Any, ...]:
-    stream, weight, mask, statistics, seed = ctx.saved_tensors
+    stream, weight, mask, statistics, seed = _saved(ctx, grad)
     dx, dbranch, dweight, dbias = residual_norm_backward(
         grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, seed, ctx.wanted, ctx.parameter_dtype
     )
@@ -165,37 +184,32 @@ residual_norm.register_autograd(_residual_backward, setup_context=_residual_setu
 # ---- statistics over rows --------------------------------------------------------------------------------------------
 
 
-def _sets(layout: Sequence[int]) -> int:
-    return 1 if layout[5] else layout[0]
-
-
 @custom_op("normlab::column_norm", mutates_args=())
 def column_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mean: Tensor | None,
-    square: Tensor | None, eps: float, offset: bool, centered: bool, layout: Sequence[int], channel: int,
+    square: Tensor | None, eps: float, offset: bool, centered: bool, channel: int, groups: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    where = _as_layout(layout)
-    given = mean is not None
-    statistics = cpu.column_statistics(where)
+    facts = (eps, offset, centered, channel, groups, pooled)
+    statistics = cpu.column_statistics(x, facts)
     if mean is not None and square is not None:
-        statistics = _flat(mean, square, torch.zeros(_sets(layout), dtype=torch.float64))
-    y, _ = cpu.column_forward(x, weight, bias, mask, eps, offset, centered, given, where, statistics)
-    found = cpu.split_statistics(statistics, where)
+        statistics = _flat(mean, square, torch.zeros(_sets(x, pooled), dtype=torch.float64, device="cpu"))
+    y, _ = cpu.column_forward(x, weight, bias, mask, statistics, mean is not None, facts)
+    found = cpu.split_statistics(statistics, x, facts)
     return y, found[0].clone(), found[1].clone(), found[2].clone()
+
+
+def _sets(x: Tensor, pooled: bool) -> int:
+    return 1 if pooled else x.shape[0]
 
 
 def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
     return torch.cat([mean.flatten(), square.flatten(), count.flatten()])
 
 
-def _as_layout(layout: Sequence[int]) -> tuple[int, ...]:
-    return (*layout[:4], bool(layout[4]), bool(layout[5]))
-
-
 @column_norm.register_fake
 def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mean: Maybe, square: Maybe, eps: float, offset: bool,
-      centered: bool, layout: Sequence[int], channel: int) -> tuple[Tensor, ...]:  # fmt: skip
-    sets, groups = _sets(layout), layout[3]
+      centered: bool, channel: int, groups: int, pooled: bool) -> tuple[Tensor, ...]:  # fmt: skip
+    sets = _sets(x, pooled)
     shape = (sets, groups)
     return torch.empty_like(x), *(x.new_empty(s, dtype=torch.float64) for s in (shape, shape, (sets,)))
 
@@ -203,41 +217,41 @@ def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mean: Maybe, square: M
 @custom_op("normlab::column_norm_backward", mutates_args=())
 def column_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, mean: Tensor, square: Tensor, count: Tensor,
-    eps: float, offset: bool, centered: bool, given: bool, layout: Sequence[int], parameters: Sequence[bool],
-    parameter_dtype: torch.dtype,
+    given: bool, eps: float, offset: bool, centered: bool, channel: int, groups: int, pooled: bool,
+    parameters: Sequence[bool], parameter_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dweight, dbias = (x.new_empty(layout[2], dtype=parameter_dtype) if p else None for p in parameters)
+    dweight, dbias = (x.new_empty(x.shape[channel], dtype=parameter_dtype) if p else None for p in parameters)
     dx = cpu.column_backward(
-        eager.in_layout_of(x, grad), x, weight, mask, _flat(mean, square, count), dweight, dbias, eps, offset, centered,
-        given, _as_layout(layout),
+        grad, x, weight, mask, _flat(mean, square, count), given, dweight, dbias,
+        (eps, offset, centered, channel, groups, pooled),
     )  # fmt: skip
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
 @column_norm_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, mean: Tensor, square: Tensor, count: Tensor, eps: float,
-      offset: bool, centered: bool, given: bool, layout: Sequence[int], parameters: Sequence[bool],
+def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, mean: Tensor, square: Tensor, count: Tensor, given: bool,
+      eps: float, offset: bool, centered: bool, channel: int, groups: int, pooled: bool, parameters: Sequence[bool],
       parameter_dtype: torch.dtype) -> tuple[Tensor, ...]:  # fmt: skip
     return (
         torch.empty_like(x),
-        *(x.new_empty(layout[2], dtype=parameter_dtype) if p else x.new_empty(0) for p in parameters),
+        *(x.new_empty(x.shape[channel], dtype=parameter_dtype) if p else x.new_empty(0) for p in parameters),
     )
 
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, mask, mean, _, eps, offset, centered, layout, _ = inputs
+    x, weight, bias, mask, mean, _, *facts = inputs
     ctx.save_for_backward(x, weight, mask, *output[1:])
-    ctx.facts = (eps, offset, centered, mean is not None, layout)
+    ctx.facts = (mean is not None, *facts)
     ctx.wanted = [weight is not None, bias is not None]
     ctx.parameter_dtype = _parameter_dtype(x, weight, bias)
 
 
 def _column_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mask, mean, square, count = ctx.saved_tensors
+    x, weight, mask, mean, square, count = _saved(ctx, grad)
     dx, dweight, dbias = column_norm_backward(
         grad, x, weight, mask, mean, square, count, *ctx.facts, ctx.wanted, ctx.parameter_dtype
     )
-    return dx, _none_if_empty(dweight, ctx.wanted[0]), _none_if_empty(dbias, ctx.wanted[1]), *[None] * 8
+    return dx, _none_if_empty(dweight, ctx.wanted[0]), _none_if_empty(dbias, ctx.wanted[1]), *[None] * 9
 
 
 column_norm.register_autograd(_column_backward, setup_context=_column_setup)
@@ -246,18 +260,18 @@ column_norm.register_autograd(_column_backward, setup_context=_column_setup)
 @custom_op("normlab::power_norm", mutates_args=())
 def power_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, psi2: Tensor, nu: Tensor, step: Tensor,
-    warmup: int, alpha: float, eps: float, layout: Sequence[int], channel: int,
+    warmup: int, alpha: float, eps: float, channel: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     y, batch, used, count, warm = eager.power_forward(
-        x, weight, bias, mask, psi2, step, warmup, eps, _as_layout(layout), channel, None
+        x, weight, bias, mask, psi2, step, warmup, eps, True, channel, None
     )
     return y, batch.clone(), count.clone(), used, warm.clone()
 
 
 @power_norm.register_fake
 def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, psi2: Tensor, nu: Tensor, step: Tensor, warmup: int,
-      alpha: float, eps: float, layout: Sequence[int], channel: int) -> tuple[Tensor, ...]:  # fmt: skip
-    wide = (1, layout[2])
+      alpha: float, eps: float, channel: int) -> tuple[Tensor, ...]:  # fmt: skip
+    wide = (1, x.shape[channel])
     return (
         torch.empty_like(x), x.new_empty(wide, dtype=torch.float64), x.new_empty(1, dtype=torch.float64),
         x.new_empty(wide, dtype=torch.float64), x.new_empty(step.shape, dtype=torch.bool),
@@ -267,35 +281,35 @@ def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, psi2: Tensor, nu: Tens
 @custom_op("normlab::power_norm_backward", mutates_args=("nu",))
 def power_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, batch: Tensor, used: Tensor, count: Tensor,
-    warm: Tensor, nu: Tensor, alpha: float, eps: float, layout: Sequence[int], channel: int,
+    warm: Tensor, nu: Tensor, alpha: float, eps: float, channel: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     dx, sums = eager.power_gradient(
-        grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, _as_layout(layout), channel, None
+        grad, x, weight, mask, batch, used, count, warm, nu, alpha, eps, True, channel, None
     )
     return dx, sums.clone()
 
 
 @power_norm_backward.register_fake
 def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, batch: Tensor, used: Tensor, count: Tensor, warm: Tensor,
-      nu: Tensor, alpha: float, eps: float, layout: Sequence[int], channel: int) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x), x.new_empty((2, layout[2]), dtype=torch.float64)
+      nu: Tensor, alpha: float, eps: float, channel: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(x), x.new_empty((2, x.shape[channel]), dtype=torch.float64)
 
 
 def _power_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, mask, _, nu, _, _, alpha, eps, layout, channel = inputs
+    x, weight, bias, mask, _, nu, _, _, alpha, eps, channel = inputs
     _, batch, count, used, warm = output
     ctx.save_for_backward(x, weight, mask, batch, used, count, warm)
     ctx.nu = nu  # not among the saved: backward changes it, and a second use of the layer still needs it
-    ctx.facts = (alpha, eps, layout, channel)
+    ctx.facts = (alpha, eps, channel)
     ctx.dtypes = [None if p is None else p.dtype for p in (weight, bias)]
 
 
 def _power_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    x, weight, mask, batch, used, count, warm = ctx.saved_tensors
+    x, weight, mask, batch, used, count, warm = _saved(ctx, grad)
     dx, sums = power_norm_backward(grad, x, weight, mask, batch, used, count, warm, ctx.nu, *ctx.facts)
     dweight = None if ctx.dtypes[0] is None else sums[1].to(ctx.dtypes[0])
     dbias = None if ctx.dtypes[1] is None else sums[0].to(ctx.dtypes[1])
-    return dx, dweight, dbias, *[None] * 9
+    return dx, dweight, dbias, *[None] * 8
 
 
 power_norm.register_autograd(_power_backward, setup_context=_power_setup)
@@ -324,7 +338,7 @@ def pointwise_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sizes = (1, 1, x.shape[-1], x.shape[-1])
     slots = [alpha.new_empty(size) if p else None for size, p in zip(sizes, parameters, strict=True)]
-    dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, erf, *slots)
+    dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, erf, slots)
     dalpha, dshift, dweight, dbias = (_or_empty(s, x) for s in slots)
     return dx, dalpha, dshift, dweight, dbias
 
@@ -347,7 +361,7 @@ def _pointwise_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _pointwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, alpha, shift, weight, mask = ctx.saved_tensors
+    x, alpha, shift, weight, mask = _saved(ctx, grad)
     wanted = [s is not None for s in ctx.shapes]
     dx, *rest = pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, wanted)
     return dx, *(None if s is None else t.view(s) for t, s in zip(rest, ctx.shapes, strict=True)), None, None

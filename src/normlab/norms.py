@@ -53,6 +53,7 @@ class _Norm(nn.Module):
     _own = own_parameter  # self.weight or self.bias without the half microsecond of attribute lookup
 
     def reset_parameters(self) -> None:
+        """Parameters and running quantities as they were at construction."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 0.0 if self.gain == "offset" else 1.0)
         if self.bias is not None:
@@ -230,15 +231,12 @@ class _RunningNorm(_ChannelNorm):
             raise ValueError(f"momentum must lie in [0, 1], or be None for a plain average, got {momentum!r}")
         self.momentum = momentum
         self.track_running_stats = track
-        if track:
-            self.register_buffer("running_mean", torch.zeros(self.num_features, device=device, dtype=dtype))
-            self.register_buffer("running_var", torch.ones(self.num_features, device=device, dtype=dtype))
-            self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device))
-        else:
-            for name in ("running_mean", "running_var", "num_batches_tracked"):
-                self.register_buffer(name, None)
+        for name in ("running_mean", "running_var"):
+            self.register_buffer(name, torch.empty(self.num_features, device=device, dtype=dtype) if track else None)
+        self.register_buffer("num_batches_tracked", torch.empty((), dtype=torch.long, device=device) if track else None)
 
     def reset_running_stats(self) -> None:
+        """Running statistics as they were at construction."""
         if self.track_running_stats:
             assert (
                 self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
@@ -246,6 +244,10 @@ class _RunningNorm(_ChannelNorm):
             self.running_mean.zero_()
             self.running_var.fill_(1)
             self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        _RunningNorm.reset_running_stats(self)  # frozen ones as well
 
     def _factor(self) -> float | Tensor:
         """A batch's share in the running statistics, or, for the plain average, the counter that gives it: see
@@ -267,7 +269,7 @@ class _RunningNorm(_ChannelNorm):
         super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
 
 
-class BatchNorm(_RunningNorm):
+class BatchNorm(_RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[misc]  # weight, bias may be None
     """Each channel over the batch: zero mean and unit variance over all real cells of all samples.
 
         y = (x - mean) / sqrt(var + eps) * weight + bias        training: mean, biased var of the batch
@@ -287,6 +289,7 @@ class BatchNorm(_RunningNorm):
 
     Unlike LayerNorm a token's result depends on the other tokens; in a causal model that includes later ones, unless
     ``causal`` is set. In training with "position" a position with one real sample comes out as the bias.
+    It is a ``_BatchNorm`` to torch, whose ``update_bn`` and others ask for that class and pass over what is none.
     Ioffe, Szegedy 2015 (arXiv 1502.03167).
 
     >>> norm = BatchNorm(3)
@@ -314,7 +317,7 @@ class BatchNorm(_RunningNorm):
         process_group: Any = None,
         causal: str | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # _BatchNorm's own would make parameters and buffers of its own kind
         self.num_features = num_features
         self.eps = ops.check_eps(eps)
         self.affine = affine
@@ -337,8 +340,8 @@ class BatchNorm(_RunningNorm):
             )
         if sum((ghost_size is not None, renorm is not None, sync, causal is not None)) > 1:
             raise ValueError("ghost_size, renorm, sync and causal exclude one another")
-        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
         self._make_buffers(track_running_stats, momentum, device, dtype)
+        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
 
     def freeze(self, frozen: bool = True) -> BatchNorm:
         """Use (and keep) the running statistics in training as well."""
@@ -346,6 +349,11 @@ class BatchNorm(_RunningNorm):
             raise ValueError("there are no running statistics to freeze: track_running_stats is False")
         self.frozen = frozen
         return self
+
+    def reset_running_stats(self) -> None:
+        """Running statistics as they were at construction; frozen ones are kept, since no batch would fill them again."""
+        if not self.frozen:
+            super().reset_running_stats()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         channel = self._check_channels(x)
@@ -468,8 +476,8 @@ class InstanceNorm(_RunningNorm):
         self.eps = ops.check_eps(eps)
         self.affine = affine
         self.channel_dim = channel_dim
-        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
         self._make_buffers(track_running_stats, momentum, device, dtype)
+        self._make_parameters((num_features,), _gain_of(gain, affine), affine and bias, device, dtype)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         channel = self._check_channels(x)
@@ -478,11 +486,12 @@ class InstanceNorm(_RunningNorm):
                                   channel_dim=self.channel_dim, gain=self.gain, mask=mask, lengths=lengths)  # fmt: skip
         if mask is not None or lengths is not None:
             mask = ops.as_mask("InstanceNorm", x, ops.positions(x, channel), mask, lengths)
-        tracked = self.track_running_stats and self.training and not ops.recomputing()
+        tracked = self.track_running_stats and self.training
         y, found = ops.column_norm("instance_norm", x, self.weight, self.bias, self.eps, groups=self.num_features,
                                     pooled=False, channel=channel, mask=mask, gain=self.gain,
                                     want_statistics=tracked)  # fmt: skip
-        if tracked:
+        if tracked and not ops.recomputing():  # recomputed, it saves the same tensors and moves nothing
+            ops.check_running("InstanceNorm", self.num_features, self.running_mean, self.running_var)
             assert found is not None
             mean, var, count = found
             with torch.no_grad():  # the running statistics are averages over samples, as in torch
@@ -617,13 +626,23 @@ class PowerNorm(_ChannelNorm):
         self.channel_dim = channel_dim
         self.sync = sync
         self.process_group = process_group
-        self._make_parameters((num_features,), "direct" if affine else "none", affine and bias, device, dtype)
         tracked = track_running_stats
-        self.register_buffer("running_psi2", torch.ones(num_features, device=device, dtype=dtype) if tracked else None)
-        self.register_buffer("running_nu", torch.zeros(num_features, device=device, dtype=dtype) if tracked else None)
+        for name in ("running_psi2", "running_nu"):
+            self.register_buffer(name, torch.empty(num_features, device=device, dtype=dtype) if tracked else None)
         self.register_buffer(
-            "num_batches_tracked", torch.tensor(0, dtype=torch.long, device=device) if tracked else None
+            "num_batches_tracked", torch.empty((), dtype=torch.long, device=device) if tracked else None
         )
+        self._make_parameters((num_features,), "direct" if affine else "none", affine and bias, device, dtype)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.track_running_stats:
+            assert (
+                self.running_psi2 is not None and self.running_nu is not None and self.num_batches_tracked is not None
+            )
+            self.running_psi2.fill_(1)
+            self.running_nu.zero_()
+            self.num_batches_tracked.zero_()
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         channel = self._check_channels(x)
@@ -658,14 +677,20 @@ class PowerNorm(_ChannelNorm):
 class _Pointwise(_Norm):
     """A squashing curve in place of a norm: no statistic at all."""
 
-    def _make(self, dim: int, names: dict[str, float], affine: bool, device: Any, dtype: Any) -> None:
+    def _make(self, dim: int, starts: dict[str, float], affine: bool, device: Any, dtype: Any) -> None:
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         self.dim = dim
         self.affine = affine
-        for name, value in names.items():
-            self.register_parameter(name, nn.Parameter(torch.full((1,), float(value), device=device, dtype=dtype)))
+        self.starts = starts  # of the curve's own numbers, by name
+        for name in starts:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, device=device, dtype=dtype)))
         self._make_parameters((dim,), "direct" if affine else "none", affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for name, value in self.starts.items():
+            nn.init.constant_(getattr(self, name), value)
 
     def _check(self, x: Tensor) -> None:
         ops.check_floating(type(self).__name__, x)

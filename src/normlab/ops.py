@@ -7,6 +7,7 @@ transform such as vmap or jvp). All three agree; masks are boolean with True = r
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +17,22 @@ import torch.distributed as dist
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from . import eager, graph, kernels, reference
-from ._torch import LEVEL, are_transforms_active, dispatch_depth, forward_mode, graph_task_id, in_transform
+from . import devices, eager, graph, kernels, reference
+from ._torch import (
+    LEVEL,
+    are_transforms_active,
+    dispatch_depth,
+    forward_mode,
+    graph_task_id,
+    in_transform,
+    is_zero_tensor,
+)
 from .errors import TransformUnsupported, unknown
 from .kernels import cpu
+from .kernels.cpu import PLAIN, Unfit
 
 MODES = {"layer": 0, "rms": 1, "scale": 2}
-PLAIN = (torch.Tensor, torch.nn.Parameter)
+MAYBE_PLAIN = (*PLAIN, type(None))
 SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -30,13 +40,13 @@ SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float
 
 
 def _route(op: str, x: Tensor) -> str:
-    """ "eager", "graph" or "reference"."""
+    """ "eager", "graph", "torch" (another device) or "reference"."""
     if type(x) not in PLAIN or not kernels.choose_native(x):
         if not isinstance(x, Tensor):
             return "reference"  # the checks will say so
         kernel, _ = kernels.choose(op, x.device.type, x.dtype, x.shape, kernels.current_request(), cpu.missing)
-        if kernel == "reference":
-            return "reference"
+        if kernel != "cpu":
+            return kernel
         return "reference" if in_transform() and not is_compiling() else "graph"
     if is_compiling():
         return "graph"
@@ -45,11 +55,18 @@ def _route(op: str, x: Tensor) -> str:
     return "graph" if dispatch_depth() > 0 else "eager"
 
 
-def _route_with(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> str:
-    """The same for x and its parameters: one of another class may have no memory of its own for a kernel to read."""
+def _route_with(op: str, x: Tensor, *others: Tensor | None) -> str:
+    """The same for x and what comes with it: a tensor of another class may have no memory of its own for a kernel to read,
+    and parameters may have a dtype (8 bits) that no kernel knows."""
     route = _route(op, x)
-    if route == "eager" and not ((weight is None or type(weight) in PLAIN) and (bias is None or type(bias) in PLAIN)):
-        return "graph"
+    for t in others:
+        if t is None or route in ("reference", "torch"):
+            continue
+        if t.dtype not in cpu.CODES and t.dtype is not torch.bool:
+            kernel, _ = kernels.choose(op, t.device.type, t.dtype, t.shape, kernels.current_request(), cpu.missing)
+            return kernel
+        if route == "eager" and type(t) not in PLAIN:
+            route = "graph"
     return route
 
 
@@ -87,13 +104,27 @@ def check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
 
 
 def _check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
-    if p is not None and p.numel() != size:
+    if p is None:
+        return
+    if not isinstance(p, Tensor) or not p.is_floating_point():
+        got = p.dtype if isinstance(p, Tensor) else type(p).__name__
+        raise TypeError(f"{op}: {name} must be a floating-point tensor, got {got}")
+    if p.numel() != size:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
 
 
 def dense(p: Tensor | None) -> Tensor | None:
     """Along one axis, without gaps: kernels read parameters through an address alone."""
-    return p if p is None or (p.dim() == 1 and p.is_contiguous()) else p.reshape(-1).contiguous()
+    return p if p is None or (p.dim() == 1 and p.is_contiguous()) else cpu.contiguous(p).reshape(-1)
+
+
+def _of_one_dtype(*parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Parameters in a dtype that holds them all exactly: kernels read them as one."""
+    dtypes = {p.dtype for p in parameters if p is not None}
+    if len(dtypes) < 2:
+        return parameters
+    wide = functools.reduce(torch.promote_types, dtypes)
+    return tuple(None if p is None else cpu.with_memory(p).to(wide) for p in parameters)
 
 
 def as_mask(
@@ -115,7 +146,7 @@ def as_mask(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
             )
         check_same_device(op, x, mask=mask)
-        return mask.contiguous()
+        return cpu.contiguous(mask)
     lengths = torch.as_tensor(lengths, device=x.device)
     if len(positions) != 2:
         raise ValueError(
@@ -150,11 +181,13 @@ def row_norm(
     if mask is None and lengths is None and len(shape) == 1 and _route(op, x) == "eager":
         mode, eps, partial, offset, round_first = facts
         width = shape[0]
-        if cpu.fits_rows(x, weight, bias, width, mode == 2) and 0 <= partial <= width:
-            facts = (mode, eps, partial or width, offset, round_first)
+        try:
+            every = (mode, eps, width, partial or width, offset, round_first)
             if is_grad_enabled():
-                return eager.row_norm(x, weight, bias, None, facts)
-            return cpu.row_forward(x, weight, bias, None, None, *facts)[0]
+                return eager.row_norm(x, weight, bias, None, every)
+            return cpu.row_forward(x, weight, bias, None, None, every)[0]
+        except Unfit:
+            pass  # the careful way makes it fit, or says what is wrong
     return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
 
 
@@ -186,16 +219,17 @@ def _row_norm_checked(
     weight, bias = dense(weight), dense(bias)
     mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     if k > 1:
-        x = x.flatten(-k)
-    if bias is not None and weight is not None and bias.dtype != weight.dtype:
-        bias = bias.to(weight.dtype)
-    route = _route_with(op, x, weight, bias)
+        x = (x if x.is_contiguous() else cpu.contiguous(x)).flatten(-k)
+    route = _route_with(op, x, weight, bias, mask)
+    if route in ("eager", "graph"):
+        weight, bias = _of_one_dtype(weight, bias)
     if route == "eager":
-        y = eager.row_norm(x, weight, bias, mask, (mode, eps, partial, offset, round_before_gain))
+        y = eager.row_norm(x, weight, bias, mask, (mode, eps, width, partial, offset, round_before_gain))
     elif route == "graph":
         y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
-        y = reference.row_norm(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        y = formula(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
                                gain=eager.GAINS[offset], round_before_gain=round_before_gain)  # fmt: skip
     return y.unflatten(-1, shape) if k > 1 else y
 
@@ -252,6 +286,7 @@ def scale_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
+    check_floating("scale_norm", x)
     return row_norm(
         "scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths
     )
@@ -279,33 +314,43 @@ def residual_norm(
     See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
     """
     op = "residual_norm"
-    # The everyday call first, as in row_norm.
-    everyday = mask is None and lengths is None and type(branch) in PLAIN and _route(op, x) == "eager"
-    if everyday and x.dim() > 0 and cpu.fits_residual(x, branch, weight, bias, x.shape[-1]):
-        route, rows_mask = "eager", None
-    else:
-        route, rows_mask, weight, bias = _check_residual(op, x, branch, weight, bias, mask, lengths)
     if norm not in ("layer", "rms"):
         raise ValueError(unknown("norm", norm, ("layer", "rms")))
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
     offset, eps, alpha = check_gain(gain) == "offset", check_eps(eps), float(alpha)
     drop = dropout if training else 0.0
+
+    def run_eager(rows_mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        facts = (MODES[norm], eps, width, width, offset, round_before_gain, alpha, drop, seed)
+        if is_grad_enabled():
+            return eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
+        return cpu.residual_forward(x, branch, weight, bias, rows_mask, None, facts)[:2]
+
+    # The everyday call first, as in row_norm. Whatever may be refused is refused before a seed is drawn.
+    if mask is None and lengths is None and _route(op, x) == "eager" and x.dim() > 0:
+        try:
+            if drop == 0 or cpu.native.fits_residual(x, branch, weight, bias):
+                both = run_eager(None, int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0)
+                return both if return_stream else both[0]
+        except Unfit:
+            pass
+    route, rows_mask, weight, bias = _check_residual(op, x, branch, weight, bias, mask, lengths)
     if route == "graph":
-        seed_tensor = torch.randint(0, 2**62, ()) if drop > 0 else torch.zeros((), dtype=torch.int64)
+        seed_tensor = (
+            torch.randint(0, 2**62, (), device="cpu") if drop > 0 else torch.zeros((), dtype=torch.int64, device="cpu")
+        )
         y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
                                            round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
         return (y, stream) if return_stream else y
-    seed = int(torch.randint(0, 2**62, ())) if drop > 0 else 0
-    if route == "reference":
-        both = eager.residual_reference(x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+    seed = int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0
+    if route in ("torch", "reference"):
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
                                         drop, seed)  # fmt: skip
     else:
-        facts = (MODES[norm], eps, offset, round_before_gain, alpha, drop, seed)
-        if is_grad_enabled():
-            both = eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
-        else:
-            both = cpu.residual_forward(x, branch, weight, bias, rows_mask, None, *facts)[:2]
+        both = run_eager(rows_mask, seed)
     return both if return_stream else both[0]
 
 
@@ -320,6 +365,7 @@ def _check_residual(
 ) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
     """Any call, every check of its tensors: the route, the mask over rows, and the parameters as kernels need them."""
     check_floating(op, x)
+    check_floating(op, branch)
     if x.shape != branch.shape or x.dtype != branch.dtype:
         raise ValueError(
             f"{op}: x is {tuple(x.shape)} {x.dtype} and branch is {tuple(branch.shape)} {branch.dtype}; they must match"
@@ -331,10 +377,11 @@ def _check_residual(
     width = x.shape[-1]
     _check_parameter(op, "weight", weight, width)
     _check_parameter(op, "bias", bias, width)
-    if weight is not None and bias is not None and weight.dtype != bias.dtype:
-        bias = bias.to(weight.dtype)
-    route = _route_with(op, x, weight, bias) if type(branch) in PLAIN else _route(op, branch)
-    return route, as_mask(op, x, tuple(x.shape[:-1]), mask, lengths), weight, bias
+    rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
+    route = _route_with(op, x, branch, weight, bias, rows_mask)
+    if route in ("eager", "graph"):
+        weight, bias = _of_one_dtype(weight, bias)
+    return route, rows_mask, weight, bias
 
 
 # ---- statistics over rows --------------------------------------------------------------------------------------------
@@ -343,23 +390,6 @@ def _check_residual(
 def positions(x: Tensor, channel: int) -> tuple[int, ...]:
     """The shape of a mask for x."""
     return tuple(n for a, n in enumerate(x.shape) if a != channel)
-
-
-def _layout(x: Tensor, channel: int, groups: int, pooled: bool) -> tuple[Tensor, tuple[int, ...]]:
-    """x, dense, and how the kernels see it: (segments, rows, channels, groups, planes, pooled)."""
-    shape = x.shape
-    channels = shape[channel]
-    if channel == x.dim() - 1:
-        x = x.contiguous()
-        if pooled:
-            return x, (1, math.prod(shape[:channel]), channels, groups, False, True)
-        return x, (shape[0], math.prod(shape[1:channel]), channels, groups, False, False)
-    outer, inner = math.prod(shape[:channel]), math.prod(shape[channel + 1 :])
-    if not x.is_contiguous() and x.movedim(channel, -1).is_contiguous():  # channels_last memory
-        if pooled:
-            return x, (1, outer * inner, channels, groups, False, True)
-        return x, (outer, inner, channels, groups, False, False)
-    return x.contiguous(), (outer, inner, channels, groups, True, pooled)
 
 
 def column_norm(
@@ -390,42 +420,98 @@ def column_norm(
                                 want_statistics=want_statistics)  # fmt: skip
         return y.movedim(-1, channel), found
     check_eps(eps)
-    check_gain(gain)
+    offset = check_gain(gain) == "offset"
     weight, bias = dense(weight), dense(bias)
-    route = _route_with(op, x, weight, bias)
-    if running is not None and recomputing():
-        running = None
-    if bias is not None and weight is not None and weight.dtype != bias.dtype:
-        bias = bias.to(weight.dtype)
+    route = _route(op, x)
+    if route != "eager" or not (
+        type(weight) in MAYBE_PLAIN and type(bias) in MAYBE_PLAIN and type(mask) in MAYBE_PLAIN
+    ):
+        _check_channel_parameters(op, x.shape[channel], weight, bias)
+        route = _route_with(op, x, weight, bias, mask)
+    if weight is not None and bias is not None and weight.dtype is not bias.dtype and route in ("eager", "graph"):
+        _check_channel_parameters(op, x.shape[channel], weight, bias)
+        route = _route_with(op, x, weight, bias, mask)
+        if route in ("eager", "graph"):
+            weight, bias = _of_one_dtype(weight, bias)
+    move = running is not None and not recomputing()
+    facts = (eps, offset, centered, channel, groups, pooled)
+    if route == "torch":
+        theirs = _by_torch(
+            x, weight, bias, mask, facts, gain, statistics, running if move else None, group, want_statistics
+        )
+        if theirs is not None:
+            return theirs, None
     if route == "eager":
-        packed, layout = _layout(x, channel, groups, pooled)
         given = None
         if statistics is not None:
-            given = torch.cat([*(s.double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)])
-        # A factor that is a tensor (plain average), synced or absent statistics: the update is done below.
-        inside = running is not None and group is None and not isinstance(running[2], Tensor)
+            given = torch.cat(
+                [*(cpu.with_memory(s).double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)]
+            )
+        # Done below: an update by a factor that is a tensor (plain average), of synced or of unusual statistics.
+        inside = (
+            running is not None
+            and group is None
+            and not isinstance(running[2], Tensor)
+            and cpu.fits_running(running[0], running[1], x.shape[channel])
+        )
+        if not inside and running is not None:
+            check_running(op, x.shape[channel], running[0], running[1])
+        # Also when a forward is only recomputed: autograd must find the same tensors saved.
         want = want_statistics or (running is not None and not inside)
-        facts = (eps, gain == "offset", centered, layout, running if inside else None, group, want, channel)
-        result = eager.column_norm(packed, weight, bias, mask, given, facts)
+        more = (running if inside and move else None, group, want)
+        try:
+            result = eager.column_norm(cpu.packed(x, channel), weight, bias, mask, given, facts, more)
+        except Unfit:
+            _check_channel_parameters(op, x.shape[channel], weight, bias)
+            raise
         if not want:
             return result, None
-        y, found = result[0], cpu.split_statistics(result[1], layout)
-        running = None if inside else running
+        y, found = result[0], cpu.split_statistics(result[1], x, facts)
+        move = move and not inside
     elif route == "graph" and (group is None or statistics is not None):
-        packed, layout = _layout(x, channel, groups, pooled)
         mean, square = (None, None) if statistics is None else (s.double().reshape(-1, groups) for s in statistics)
-        y, *rest = graph.column_norm(packed, weight, bias, mask, mean, square, eps, gain == "offset", centered,
-                                     [*layout[:4], int(layout[4]), int(layout[5])], channel)  # fmt: skip
+        y, *rest = graph.column_norm(cpu.packed(x, channel), weight, bias, mask, mean, square, *facts)
         found = (rest[0], rest[1], rest[2])
     else:
         y, *rest = reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
                                          centered=centered, channel_dim=channel, gain=gain, statistics=statistics,
                                          all_sum=_all_sum(group))  # fmt: skip
         found = (rest[0], rest[1], rest[2])
-    if running is not None:
+    if move:
         with torch.no_grad():
             update_running(running[0], running[1], found[0][0], found[1][0], found[2][0], running[2])
     return y, found
+
+
+def _by_torch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...], gain: str,
+    statistics: tuple[Tensor, Tensor] | None, running: Any, group: Any, want_statistics: bool,
+) -> Tensor | None:  # fmt: skip
+    """y by torch's own kernels on another device, or None where they do not do this."""
+    eps, _, centered, channel, groups, pooled = facts
+    odd = mask is not None or group is not None or want_statistics or not centered or x.numel() == 0
+    if odd or (running is not None and isinstance(running[2], Tensor)):
+        return None
+    return devices.column_norm(x, weight, bias, eps=eps, groups=groups, pooled=pooled, channel=channel, gain=gain,
+                               statistics=statistics, running=running)  # fmt: skip
+
+
+def _check_channel_parameters(op: str, channels: int, weight: Tensor | None, bias: Tensor | None) -> None:
+    _check_parameter(op, "weight", weight, channels)
+    _check_parameter(op, "bias", bias, channels)
+
+
+def check_running(op: str, channels: int, mean: Tensor | None, variance: Tensor | None) -> None:
+    """Before anything is computed: running statistics that cannot be moved."""
+    for name, t in (("running_mean", mean), ("running_var", variance)):
+        _check_parameter(op, name, t, channels)
+        cpu.with_memory(t)
+        if t is not None and is_zero_tensor(t):
+            raise ValueError(f"{op}: {name} is zeros without memory, which cannot be moved; give it its own: .clone()")
+        if t is not None and any(n > 1 and step == 0 for n, step in zip(t.shape, t.stride(), strict=True)):
+            raise ValueError(
+                f"{op}: {name} is expanded, so that its {channels} values share memory; give it its own: .clone()"
+            )
 
 
 def _all_sum(group: Any) -> reference.AllSum | None:
@@ -463,7 +549,7 @@ def _check_columns(
     channel = check_channels(op, x, channel_dim)
     size = x.shape[channel]
     for name, p in (("weight", weight), ("bias", bias), *buffers.items()):
-        if p is not None and (p.numel() != size or p.device != x.device):
+        if p is not None and (p.numel() != size or p.device != x.device or not p.is_floating_point()):
             _check_parameter(op, name, p, size)
             check_same_device(op, x, **{name: p})
     return channel
@@ -489,11 +575,11 @@ def batch_statistics(
     channel = check_channels("batch_statistics", x, channel_dim)
     mask = as_mask("batch_statistics", x, positions(x, channel), mask, lengths)
     with torch.no_grad():
-        if _route("batch_norm", x) == "eager":
-            x, layout = _layout(x, channel, x.shape[channel], True)
-            statistics = cpu.column_statistics(layout)
-            cpu.column_forward(x, None, None, mask, 0.0, False, True, False, layout, statistics, moments_only=True)
-            mean, var, count = cpu.split_statistics(statistics, layout)
+        if _route_with("batch_norm", x, mask) == "eager":
+            facts = (0.0, False, True, channel, x.shape[channel], True)
+            statistics = cpu.column_statistics(x, facts)
+            cpu.column_forward(cpu.packed(x, channel), None, None, mask, statistics, False, facts, moments_only=True)
+            mean, var, count = cpu.split_statistics(statistics, x, facts)
             return mean[0], var[0], count[0]
         axes = reference.axes_of("batch", x.dim(), channel)
         cell = None if mask is None else mask.unsqueeze(channel)
@@ -535,7 +621,7 @@ def _update_running(
     enough = count >= 2
     if isinstance(factor, Tensor):  # the plain average: factor is the number of batches taken in so far
         factor.add_(enough)
-        factor = 1.0 / factor.clamp(min=1).double()
+        factor = 1.0 / factor.clamp(min=1).to(mean.dtype)
     for running, value in ((running_mean, mean), (running_var, var * (count / (count - 1).clamp(min=1)))):
         if running is not None:
             moved = (running + factor * (value - running)).to(running.dtype)
@@ -659,15 +745,17 @@ def power_norm(
     channel = _check_columns(op, x, channel_dim, weight, bias, running_psi2=running_psi2, nu=nu)
     real = as_mask(op, x, positions(x, channel), mask, lengths)
     check_eps(eps)
+    for t in (running_psi2, nu, step):
+        cpu.with_memory(t)
     weight, bias = dense(weight), dense(bias)
     channels = x.shape[channel]
     if not training:
         statistics = (torch.zeros_like(running_psi2), running_psi2)
         return column_norm(op, x, weight, bias, eps, groups=channels, pooled=True, channel=channel, mask=real,
                             centered=False, statistics=statistics)[0]  # fmt: skip
-    if bias is not None and weight is not None and weight.dtype != bias.dtype:
-        bias = bias.to(weight.dtype)
-    route = _route(op, x)
+    route = _route_with(op, x, weight, bias, real)
+    if route in ("eager", "graph"):
+        weight, bias = _of_one_dtype(weight, bias)
     warmup = warmup_steps if running else 2**62
     again = recomputing()
     if in_transform():
@@ -688,19 +776,18 @@ def power_norm(
     elif route == "graph":
         if group is not None:
             raise TransformUnsupported("a synced PowerNorm cannot be compiled; leave it outside torch.compile")
-        packed, layout = _layout(x, channel, channels, True)
-        y, batch, count, _, _ = graph.power_norm(packed, weight, bias, real, running_psi2.clone(), nu, step.clone(),
-                                                 warmup, alpha_backward, eps, [*layout[:4], int(layout[4]), int(layout[5])], channel)  # fmt: skip
+        y, batch, count, _, _ = graph.power_norm(cpu.packed(x, channel), weight, bias, real, running_psi2.clone(), nu,
+                                                 step.clone(), warmup, alpha_backward, eps, channel)  # fmt: skip
     else:
-        seen = _layout(x, channel, channels, True) if route == "eager" else (x, None)
+        native = route == "eager"
         apply = eager.PowerNorm.apply if is_compiling() else eager.power_norm  # a tracer knows the wrapped one
-        y, batch, count = apply(seen[0], weight, bias, real, running_psi2, nu, step, warmup,
-                                                alpha_backward, eps, seen[1], channel, group)  # fmt: skip
+        y, batch, count = apply(cpu.packed(x, channel) if native else x, weight, bias, real, running_psi2, nu, step, warmup,
+                                alpha_backward, eps, native, channel, group)  # fmt: skip
     if again:
         return y
     with torch.no_grad():
         # Warm-up: the plain average of all batches so far. Later: the moving average. One update per step.
-        share = torch.where(step < warmup, 1.0 / (step + 1).double(), 1.0 - alpha_forward).to(running_psi2.dtype)
+        share = torch.where(step < warmup, 1.0 / (step + 1).to(batch.dtype), 1.0 - alpha_forward).to(running_psi2.dtype)
         moved = running_psi2 + share * (batch.flatten().to(running_psi2.dtype) - running_psi2)
         running_psi2.copy_(torch.where(count > 0, moved, running_psi2))
         step.add_((count > 0).any())  # a batch without a real cell is no batch
@@ -721,10 +808,10 @@ def _pointwise(
     for name, p, size in (("alpha", alpha, 1), ("shift", shift, 1), ("weight", weight, None), ("bias", bias, None)):
         _check_parameter(op, name, p, size or x.shape[-1])
     real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
-    route = _route(op, x)
-    if route == "reference":
+    route = _route_with(op, x, alpha, shift, weight, bias, real)
+    if route in ("torch", "reference"):
         return reference.pointwise(x, alpha, shift, weight, bias, real, form="tanh" if op == "dyt" else "erf")
-    shift, weight, bias = (None if t is None else t.to(alpha.dtype).contiguous() for t in (shift, weight, bias))
+    alpha, shift, weight, bias = _of_one_dtype(alpha, dense(shift), dense(weight), dense(bias))  # type: ignore[assignment]
     if route == "graph":
         return graph.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
     return eager.pointwise(x, alpha, shift, weight, bias, real, op == "derf")

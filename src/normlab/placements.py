@@ -77,6 +77,14 @@ def apply_norm(norm: nn.Module, x: Tensor, mask: Tensor | None = None) -> Tensor
     return norm(x)
 
 
+def reset_inside(module: nn.Module) -> None:
+    """Start everything inside the module again: children before parents, who may have the last word about them."""
+    for child in module.children():
+        reset_inside(child)
+        if callable(reset := getattr(child, "reset_parameters", None)):
+            reset()
+
+
 # ---- the sum ---------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +201,10 @@ class Placement(nn.Module):
 
     def _make_norms(self, norm: NormFactory) -> None:
         self.norm: nn.Module | None = norm()
+
+    def reset_parameters(self) -> None:
+        """The state at construction, that of the norms included."""
+        reset_inside(self)
 
     def forward(self, x: Stream, sublayer: Sublayer, mask: Tensor | None = None) -> Stream:
         raise NotImplementedError
@@ -311,13 +323,14 @@ class SubNorm(PreNorm):
         x ──┬── N ── [ S' ── N ── W ] ──+── ... ── N        S = W S'; W, values and feed-forward start larger
             └───────────────────────────┘                   (subln_init)
 
-    Sub-LN of Magneto: Wang et al. 2022 (arXiv 2210.06423).
+    Attention to another stack is excepted: it has the first norm only, and starts as it is. Sub-LN of Magneto:
+    Wang et al. 2022 (arXiv 2210.06423).
 
     >>> SubNorm.inside.norm_before_output
-    ('attention', 'cross', 'feedforward')
+    ('attention', 'feedforward')
     """
 
-    inside = Inside(norm_before_output=KINDS)
+    inside = Inside(norm_before_output=("attention", "feedforward"))
 
 
 class NormFormer(PreNorm):
@@ -504,25 +517,46 @@ class ReorderedNorm(Placement):
         return self._add(x, stream, apply_norm(self.norm, sublayer(stream), mask))
 
 
+def _width(norm: nn.Module | None) -> int:
+    """Of the stream that the norm is for: from its parameters, or, where it has no vector, from what it says of itself."""
+    vectors = set() if norm is None else {p.numel() for p in norm.parameters() if p.dim() == 1 and p.numel() > 1}
+    if len(vectors) == 1:
+        return vectors.pop()
+    for name in ("normalized_shape", "num_features", "num_channels", "dim"):
+        said = getattr(norm, name, None)
+        width = said[-1] if isinstance(said, tuple) else said
+        if isinstance(width, int) and width > 0:
+            return width
+    raise ValueError(
+        f"placement 'admin' has one weight per feature and cannot tell the stream's width from {type(norm).__name__}; "
+        "give it as width="
+    )
+
+
 class Admin(Placement):
     """Post-norm with a learned weight per feature on the stream, which starts from the depth.
 
         x ──┬── S ──────+── N ──        omega starts at sqrt((n+1) / log(n+1) - 1), or sqrt(n) with
             └── omega ──┘               output_change="constant"; n: residual sums in the stack
 
-    ``width`` is the stream's. The paper sets omega from a profiling pass; these closed forms come from its later
-    implementation. Liu et al. 2020 (arXiv 2004.08249).
+    ``width`` is the stream's; None takes the norm's. The paper sets omega from a profiling pass; these closed forms
+    come from its later implementation. Liu et al. 2020 (arXiv 2004.08249).
 
-    >>> round(Admin(lambda: LayerNorm(4), Site(num_layers=9), width=4).omega[0].item(), 4)
+    >>> round(Admin(lambda: LayerNorm(4), Site(num_layers=9)).omega[0].item(), 4)
     2.3351
     """
 
     def __init__(
-        self, norm: NormFactory, site: Site | None = None, *, width: int, dropout: float = 0.0, fuse: bool = True,
-        output_change: str = "log",
+        self, norm: NormFactory, site: Site | None = None, *, width: int | None = None, dropout: float = 0.0,
+        fuse: bool = True, output_change: str = "log",
     ) -> None:  # fmt: skip
         super().__init__(norm, site, dropout=dropout, fuse=fuse)
-        self.omega = nn.Parameter(torch.full((width,), admin_scale(self.site.sublayers, output_change)))
+        self.start = admin_scale(self.site.sublayers, output_change)
+        self.omega = nn.Parameter(torch.full((_width(self.norm) if width is None else width,), self.start))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.constant_(self.omega, self.start)
 
     def forward(self, x: Stream, sublayer: Sublayer, mask: Tensor | None = None) -> Stream:
         stream = settled(x)
@@ -541,6 +575,9 @@ class ReZero(NoNorm):
 
     def _make_norms(self, norm: NormFactory) -> None:
         self.alpha = nn.Parameter(torch.zeros(()))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.alpha)
 
     def forward(self, x: Stream, sublayer: Sublayer, mask: Tensor | None = None) -> Stream:
         stream = settled(x)
@@ -733,7 +770,7 @@ PLACEMENTS: dict[str, PlacementFacts] = {
     "deepnorm": PlacementFacts(place=DeepNorm, init=deepnorm_init, formula="N(a x + S(x)); matrices b times smaller", paper="2203.00555", year=2022, advice="post-norm that trains at hundreds of layers"),
     "sandwich": PlacementFacts(place=SandwichNorm, ends=FinalNorm, formula="x + N(S(N(x))); N at the end", paper="2105.13290", year=2021, advice="when branch outputs grow too large in 16 bits"),
     "peri": PlacementFacts(place=PeriNorm, ends=NormedEnds, formula="N at the start; x + N(S(N(x))); N at the end", paper="2502.02732", year=2025, advice="pre-norm whose stream grows slowly"),
-    "sub-ln": PlacementFacts(place=SubNorm, ends=FinalNorm, init=subln_init, formula="x + W N(S'(N(x))); N at the end", paper="2210.06423", year=2022, advice="pre-norm for larger learning rates; one norm more per sub-layer"),
+    "sub-ln": PlacementFacts(place=SubNorm, ends=FinalNorm, init=subln_init, formula="x + W N(S'(N(x))); N at the end", paper="2210.06423", year=2022, advice="pre-norm for larger learning rates; one norm more per sub-layer, cross-attention excepted"),
     "normformer": PlacementFacts(place=NormFormer, ends=FinalNorm, formula="x + N(A(N(x))), x + W N(F'(N(x))); head factors; N at the end", paper="2110.09456", year=2021, advice="evens out pre-norm's gradients between lower and upper layers"),
     "residual-dual": PlacementFacts(place=ResidualDual, ends=DualEnds, formula="x = N(x + S(x)), r = r + S(x); x + N(r)", paper="2304.14802", year=2023, advice="post-norm with a clear way for the gradient; twice the stream"),
     "b2t": PlacementFacts(place=B2T, init=b2t_init, formula="h = N(x + A(x)); N(x + h + F(h))", paper="2206.00330", year=2022, advice="post-norm that survives at more layers"),

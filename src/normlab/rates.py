@@ -62,7 +62,11 @@ class LearningRateRange:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values; a loss that is not finite, which JSON cannot hold, is None."""
+        found = asdict(self)
+        for bracket in found["brackets"]:
+            bracket.update({k: None for k, v in bracket.items() if isinstance(v, float) and not math.isfinite(v)})
+        return found
 
 
 def _show(rate: float | None) -> str:

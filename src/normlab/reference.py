@@ -1,8 +1,8 @@
 """Each formula once, in plain torch: the definition of truth.
 
-Everything is computed in float64 (float32 on devices without it) and rounded to the input's dtype at the end, so this
-file is the oracle for every kernel, the fallback where no kernel fits, and the route of transforms (double backward,
-vmap, jvp) that kernels do not know. It is written to be read, not to be fast.
+On the CPU everything is computed in float64 and rounded to the input's dtype at the end, so this file is the oracle for every
+kernel, the fallback where no kernel fits, and the route of transforms (double backward, vmap, jvp) that kernels do not know.
+On other devices it is the same formulas in float32, unless ``use_kernel("reference")`` asks for the oracle there, too. It is written to be read, not to be fast.
 
 Batch, Layer, Instance and Group normalization are one operation, :func:`normalize`, over different sets of axes.
 """
@@ -18,8 +18,15 @@ from torch import Tensor
 AllSum = Callable[[Tensor], Tensor]
 
 
+float64_everywhere = False  # set by use_kernel
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64
+    device = x.device.type
+    exact = (
+        device == "cpu" or x.dtype == torch.float64 or (float64_everywhere and device != "mps")
+    )  # which has no float64
+    return torch.float64 if exact else torch.float32
 
 
 # ---- which cells share a statistic -----------------------------------------------------------------------------------

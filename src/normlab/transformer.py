@@ -36,6 +36,7 @@ from .placements import (
     Site,
     apply_norm,
     find_placement,
+    reset_inside,
 )
 
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution")
@@ -171,6 +172,11 @@ class TransformerConfig:
         return facts.ends is not Ends if self.final_norm is None else self.final_norm
 
     @property
+    def inner_width(self) -> int:
+        """Of the feed-forward layer."""
+        return 4 * self.dim if self.ffn_dim is None else self.ffn_dim
+
+    @property
     def tokens(self) -> int:
         """Patches of an image."""
         return (self.image_size // self.patch_size) ** 2
@@ -204,6 +210,14 @@ class TransformerConfig:
             return self.norm
         name, options = self.norm, {**self.norm_options, **(self._causal_options() if causal else {})}
         return lambda width: make_norm(name, width, **options)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting; sizes that were left to others as the numbers they come to."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values.update(ffn_dim=self.inner_width, num_kv_heads=self.num_kv_heads or self.num_heads)
+        if self.architecture == "encoder-decoder":
+            values["num_decoder_layers"] = self.num_decoder_layers or self.num_layers
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransformerConfig:
@@ -259,6 +273,29 @@ class Cache:
         if layer not in self._fixed:
             self._fixed[layer] = make()
         return self._fixed[layer]
+
+
+def _turns(max_length: int, speeds: Tensor) -> Tensor:
+    return torch.outer(torch.arange(max_length, dtype=torch.float64, device="cpu"), speeds)
+
+
+def _speeds(base: float, count: int) -> Tensor:
+    return base ** (-torch.arange(count, dtype=torch.float64, device="cpu") / count)
+
+
+def _near(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    """A module's table of positions, where x is.
+
+    Tables are plain attributes, made on the CPU whatever the default device: a buffer that no state_dict holds would be
+    left as garbage by ``to_empty``, and on meta by ``load_state_dict(assign=True)``.
+    """
+    table: Tensor = getattr(module, name)
+    if table.device != x.device:
+        with torch.inference_mode(False):  # a table made in inference could not serve training afterwards
+            table = table.to(x.device)
+        if type(table) is Tensor and not table.is_meta and not torch.compiler.is_compiling():
+            setattr(module, name, table)
+    return table
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -360,13 +397,19 @@ class Attention(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
+    def reset_parameters(self) -> None:
+        """Norms and factors; how the matrices start is the stack's to say."""
+        reset_inside(self)
+        if self.head_scale is not None:
+            nn.init.ones_(self.head_scale)
+
 
 class FeedForward(nn.Module):
     """Two matrices and a curve between them; SwiGLU has a third, the gate, in front of the first."""
 
     def __init__(self, config: TransformerConfig, norm: Callable[[int], nn.Module], inside: Inside) -> None:
         super().__init__()
-        width = config.ffn_dim or 4 * config.dim
+        width = config.inner_width
         self.gated = config.activation == "swiglu"
         self.up = _linear(config, config.dim, 2 * width if self.gated else width)  # gated: [gate | up]
         self.down = _linear(config, width, config.dim)
@@ -487,11 +530,9 @@ class Stack(nn.Module):
         self.ends = ends(lambda: norm(config.dim), fuse=config.fused)
         if config.positions == "rotary" and config.architecture != "convolution":
             half = config.dim // config.num_heads // 2
-            speeds = config.rotary_base ** (-torch.arange(half, dtype=torch.float64) / half)
-            turns = torch.outer(torch.arange(config.max_length, dtype=torch.float64), speeds).repeat(1, 2)
-            self.register_buffer("cos", turns.cos().float(), persistent=False)
-            self.register_buffer("sin", turns.sin().float(), persistent=False)
-        self.reset_parameters()
+            turns = _turns(config.max_length, _speeds(config.rotary_base, half)).repeat(1, 2)
+            self.cos, self.sin = turns.cos().float(), turns.sin().float()
+        self._start_matrices()
 
     def parts(self) -> dict[str, list[Any]]:
         """The matrices by kind, for an initialization rule."""
@@ -502,6 +543,11 @@ class Stack(nn.Module):
         return total
 
     def reset_parameters(self) -> None:
+        """The state at construction: constants as they were, matrices drawn anew."""
+        reset_inside(self)
+        self._start_matrices()
+
+    def _start_matrices(self) -> None:
         for layer in self.layers:
             for sublayer in layer.sublayers():  # type: ignore[operator]
                 sublayer.reset_biases()
@@ -511,7 +557,7 @@ class Stack(nn.Module):
         if self.config.positions != "rotary":
             return None
         span = slice(start, start + x.shape[1])
-        return self.cos[span].to(x.dtype), self.sin[span].to(x.dtype)  # type: ignore[index]
+        return _near(self, "cos", x)[span].to(x.dtype), _near(self, "sin", x)[span].to(x.dtype)
 
     def _attend(self, x: Tensor, mask: Tensor | None, seen: int) -> tuple[Tensor | None, bool]:
         """(attention mask, causal) for tokens that follow ``seen`` others."""
@@ -573,9 +619,16 @@ class Embedding(nn.Module):
         self.max_length, self.dropout = config.max_length, config.dropout
         self.scale = math.sqrt(config.dim) if config.embedding_scale is None else config.embedding_scale
         self.token = nn.Embedding(config.vocab_size, config.dim)
-        nn.init.normal_(self.token.weight, std=config.dim**-0.5)
+        self._start_tokens()
         self.position = Positions(config)
         self.norm = norm(config.dim) if config.embedding_norm else None
+
+    def _start_tokens(self) -> None:
+        nn.init.normal_(self.token.weight, std=self.token.embedding_dim**-0.5)
+
+    def reset_parameters(self) -> None:
+        reset_inside(self)
+        self._start_tokens()
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, start: int = 0) -> Tensor:
         if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
@@ -606,18 +659,19 @@ class Positions(nn.Module):
         self.kind = config.positions
         if self.kind == "learned":
             self.weight = nn.Parameter(torch.empty(config.max_length, config.dim))
-            nn.init.normal_(self.weight, std=config.dim**-0.5)
         elif self.kind == "sinusoidal":
-            half = (config.dim + 1) // 2
-            speeds = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-            turns = torch.outer(torch.arange(config.max_length, dtype=torch.float64), speeds)
-            table = torch.stack((turns.sin(), turns.cos()), -1).flatten(1)[:, : config.dim]
-            self.register_buffer("table", table.float(), persistent=False)
+            turns = _turns(config.max_length, _speeds(10000.0, (config.dim + 1) // 2))
+            self.table = torch.stack((turns.sin(), turns.cos()), -1).flatten(1)[:, : config.dim].float()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.kind == "learned":
+            nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         if self.kind in ("rotary", "none"):
             return x
-        table: Any = self.weight if self.kind == "learned" else self.table
+        table = self.weight if self.kind == "learned" else _near(self, "table", x)
         return x + table[start : start + x.shape[1]].to(x.dtype)
 
 
@@ -625,15 +679,40 @@ def _head(config: TransformerConfig, width_out: int, embedding: nn.Embedding | N
     head = nn.Linear(
         config.dim, width_out, bias=embedding is None and config.architecture not in ("decoder", "encoder-decoder")
     )
-    nn.init.normal_(head.weight, std=config.dim**-0.5)
-    if head.bias is not None:
-        nn.init.zeros_(head.bias)
+    _start_head(head)
     if embedding is not None:
         head.weight = embedding.weight
     return head
 
 
-class Encoder(nn.Module):
+def _start_head(head: nn.Linear) -> None:
+    nn.init.normal_(head.weight, std=head.in_features**-0.5)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+
+
+def _start_input(matrix: nn.Linear | nn.Conv2d) -> None:
+    nn.init.xavier_normal_(matrix.weight)
+    assert matrix.bias is not None
+    nn.init.zeros_(matrix.bias)
+
+
+class _Model(nn.Module):
+    """What the models share."""
+
+    def reset_parameters(self) -> None:
+        """The state at construction: constants as they were, matrices and embeddings drawn anew. A weight that output
+        and embedding share is drawn as both are: with variance 1 / dim."""
+        for name, part in self.named_children():
+            if name == "head":
+                _start_head(part)  # type: ignore[arg-type]
+            elif isinstance(part, (nn.Linear, nn.Conv2d)):
+                _start_input(part)
+            else:
+                part.reset_parameters()  # type: ignore[operator]
+
+
+class Encoder(_Model):
     """Tokens and their mask -> class scores (B, classes) from the mean of the real tokens, or a vector per token.
 
     >>> model = build(TransformerConfig(dim=16, num_layers=1, num_classes=3))
@@ -661,7 +740,7 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(real, x, 0).sum(1) / real.sum(1).clamp(min=1)
 
 
-class Decoder(nn.Module):
+class Decoder(_Model):
     """A causal language model: tokens (B, L) -> scores of the next token (B, L, vocabulary).
 
     Causal-safe norms: layer, rms, scale, dyt, derf; batch, group and power in the form that ``causal_statistics`` names.
@@ -697,7 +776,7 @@ class Decoder(nn.Module):
             return _extend(prompt, steps, self, cache, temperature, top_k, generator)
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(_Model):
     """Source and target tokens -> scores of the next target token (B, L, vocabulary). One vocabulary for both.
 
     >>> model = build(TransformerConfig(architecture="encoder-decoder", dim=16, num_layers=1, vocab_size=11))
@@ -802,7 +881,7 @@ def _choose(scores: Tensor, temperature: float, top_k: int | None, generator: to
     return torch.multinomial((scores.float() / temperature).softmax(-1), 1, generator=generator)
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(_Model):
     """Images (B, C, size, size) -> class scores, by patches and the mean over them.
 
     >>> model = build(TransformerConfig(architecture="vision", dim=16, num_layers=1))
@@ -814,8 +893,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.patch = nn.Linear(config.channels * config.patch_size**2, config.dim)
-        nn.init.xavier_normal_(self.patch.weight)
-        nn.init.zeros_(self.patch.bias)
+        _start_input(self.patch)
         self.position = Positions(config)
         self.stack = Stack(config, "encoder", config.num_layers)
         self.head = _head(config, config.num_classes or 10, None)
@@ -829,7 +907,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.stack(x).mean(1))
 
 
-class ConvNet(nn.Module):
+class ConvNet(_Model):
     """Images (B, C, size, size) -> class scores, by a stack whose attention is a 3 x 3 convolution.
 
     >>> model = build(TransformerConfig(architecture="convolution", dim=16, num_layers=1))
@@ -841,8 +919,7 @@ class ConvNet(nn.Module):
         super().__init__()
         self.config = config
         self.stem = nn.Conv2d(config.channels, config.dim, 3, padding=1)
-        nn.init.xavier_normal_(self.stem.weight)
-        nn.init.zeros_(self.stem.bias)  # type: ignore[arg-type]
+        _start_input(self.stem)
         self.stack = Stack(config, "encoder", config.num_layers)
         self.head = _head(config, config.num_classes or 10, None)
 

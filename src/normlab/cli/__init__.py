@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import errno
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 from .. import __version__
 from . import lab
-from .show import Parser, table
+from .show import OutputFailed, Parser, complain, note, say, say_json, table
 
 EXAMPLES = """examples:
   normlab list                      norms and placements with formula, paper and advice
@@ -114,7 +115,7 @@ def show_list(args: argparse.Namespace) -> int:
         for n, f in PLACEMENTS.items()
     ]  # fmt: skip
     if args.json:
-        print(json.dumps({"norms": norms, "placements": placements}, indent=1))
+        say_json({"norms": norms, "placements": placements})
         return 0
     for title, rows, columns in (
         ("norms", norms, ["name", "layer", "formula", "statistic over", "paper", "year", "advice"]),
@@ -130,7 +131,7 @@ def show_doctor(args: argparse.Namespace) -> int:
 
     facts = doctor.examine(measure_allocator=not args.no_allocator)
     if args.json:
-        print(json.dumps(facts, indent=1))
+        say_json(facts)
         return 0
     isas = ", ".join(f"{name}{'' if has else ' (not on this machine)'}" for name, has in facts["isas"].items())
     pools = len(facts["thread_pools"])
@@ -152,7 +153,7 @@ def show_doctor(args: argparse.Namespace) -> int:
             for t in facts["allocator"]
         ]
         table("128 MiB written to fresh memory, relative to reused memory", ["setting", "cost", ""], rows)
-    print(facts["allocator_advice"])
+    say(facts["allocator_advice"])
     return 0
 
 
@@ -163,7 +164,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         if args.threads < 1:
-            print(f"normlab bench: --threads must be at least 1, got {args.threads}", file=sys.stderr)
+            complain("bench", f"--threads must be at least 1, got {args.threads}")
             return 2
         torch.set_num_threads(args.threads)
     try:
@@ -171,13 +172,13 @@ def run_bench(args: argparse.Namespace) -> int:
             args.quick,
             args.seconds,
             not args.no_compile,
-            progress=lambda text: print(f"... {text}", file=sys.stderr, flush=True),
+            progress=lambda text: note(f"... {text}"),
         )
     except RuntimeError as error:
-        print(f"normlab bench: {error}", file=sys.stderr)
+        complain("bench", error)
         return 1
     facts = result["machine"]
-    print(
+    say(
         f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, torch {facts['torch']}, normlab {facts['normlab']}"
     )
     rows = []
@@ -189,7 +190,7 @@ def run_bench(args: argparse.Namespace) -> int:
     table("time of the other side / ours (more than 1x: ours is faster)",
            ["norm", "what", "shape", "dtype", "ours", "ratio", "share of the copy limit, or of the step"], rows)  # fmt: skip
     verified = result["verified"]
-    print(
+    say(
         f"verified first: {len(verified)} norm x dtype pairs, worst {max(v[2] / v[3] for v in verified):.0%} of the error allowed"
     )
     goals = [
@@ -204,7 +205,7 @@ def run_bench(args: argparse.Namespace) -> int:
     table("goals" + (" (quick run: fewer shapes)" if args.quick else ""), ["what", "measured", "reach", "met"], goals)
     if args.json:
         bench.write_json(result, args.json)
-        print(f"written to {args.json}")
+        say(f"written to {args.json}")
     return 0
 
 
@@ -225,12 +226,12 @@ def run_lr_range(args: argparse.Namespace) -> int:
         )
         found = rates.lr_range(
             *parts, lowest=args.lowest, highest=args.highest, steps=args.steps, seeds=args.seeds, halvings=args.halvings,
-            progress=lambda text: print(f"... {text}", file=sys.stderr, flush=True),
+            progress=lambda text: note(f"... {text}"),
         )  # fmt: skip
     except ValueError as error:
-        print(f"normlab lr-range: {error}", file=sys.stderr)
+        complain("lr-range", error)
         return 2
-    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    say_json(found.to_dict()) if args.json else say(found)
     return 0
 
 
@@ -240,9 +241,9 @@ def show_diagnosis(args: argparse.Namespace) -> int:
     try:
         found = diagnosis.diagnose(args.folder)
     except RunUnreadable as error:
-        print(f"normlab diagnose: {error}", file=sys.stderr)
+        complain("diagnose", error)
         return 1
-    print(json.dumps(found.to_dict(), indent=1) if args.json else found)
+    say_json(found.to_dict()) if args.json else say(found)
     return 0
 
 
@@ -252,19 +253,22 @@ def show_runs(args: argparse.Namespace) -> int:
     try:
         if args.what == "export":
             if args.file.suffix not in (".csv", ".parquet"):
-                print(
-                    f"normlab runs export: the file must end in .csv or .parquet, got {args.file.name}", file=sys.stderr
-                )
+                complain("runs export", f"the file must end in .csv or .parquet, got {args.file.name}")
                 return 2
             export = runs.export_csv if args.file.suffix == ".csv" else runs.export_parquet
-            print(f"{export(runs.Run(args.folder), args.file)} readings written to {args.file}")
+            say(f"{export(runs.Run(args.folder), args.file)} readings written to {args.file}")
             return 0
-        found = [runs.Run(f).summary() for f in (runs.find(args.folder) if args.what == "list" else [args.folder])]
+        if args.what == "show":
+            found = [runs.Run(args.folder).summary()]
+        else:
+            found, unreadable = _summaries(runs.find(args.folder))
+            for reason in unreadable:
+                complain("runs list", reason)
     except (RunUnreadable, ImportError, OSError) as error:
-        print(f"normlab runs: {error}", file=sys.stderr)
+        complain("runs", error)
         return 1
     if args.json:
-        print(json.dumps(found if args.what == "list" else found[0], indent=1))
+        say_json(found if args.what == "list" else found[0])
     elif args.what == "list":
         table(f"{len(found)} runs", ["run", "status", "created", "last step", "recorded", "readings", "loss"],
                [[r["folder"], r["status"], str(r["created"]), str(r["last_step"]), str(r["recorded_steps"]),
@@ -283,20 +287,29 @@ def show_runs(args: argparse.Namespace) -> int:
     return 0
 
 
+def _summaries(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(of the runs that can be read, why the others cannot)."""
+    from .. import RunUnreadable, runs
+
+    found, unreadable = [], []
+    for folder in folders:
+        try:
+            found.append(runs.Run(folder).summary())
+        except RunUnreadable as error:
+            unreadable.append(str(error))
+    return found, unreadable
+
+
 def run_numerics(args: argparse.Namespace) -> int:
     from .. import numerics
 
     lines = numerics.table()
     if args.json:
         finite = [{n: e if math.isfinite(e) else None for n, e in line.errors.items()} for line in lines]
-        print(
-            json.dumps(
-                [{"case": line.case, "norm": line.norm, "errors": e} for line, e in zip(lines, finite, strict=True)]
-            )
-        )
+        say_json([{"case": line.case, "norm": line.norm, "errors": e} for line, e in zip(lines, finite, strict=True)])
         return 0
     if args.write is None:
-        print(numerics.markdown(lines))
+        say(numerics.markdown(lines))
         return 0
     for language, header in (("en", ("input", "norm")), ("zh", ("输入", "归一化"))):
         page = args.write / language / "numerics.md"
@@ -306,7 +319,7 @@ def run_numerics(args: argparse.Namespace) -> int:
         page.write_text(
             before + begin + numerics.markdown(lines, header) + "\n" + end + rest.split(end)[1], encoding="utf-8"
         )
-        print(f"wrote {page}")
+        say(f"wrote {page}")
     return 0
 
 
@@ -323,16 +336,42 @@ VERBS: dict[str, Any] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    _give_streams()
     try:
-        return VERBS[args.verb](args)
+        try:
+            args = build_parser().parse_args(argv)
+            return VERBS[args.verb](args)
+        finally:
+            sys.stdout.flush()  # what fails at the exit is a traceback
     except KeyboardInterrupt:
         return 130
-    except (
-        BrokenPipeError
-    ):  # the reader, such as head, has seen enough; nothing more may be written, at the exit neither
+    except (BrokenPipeError, OutputFailed) as error:
+        reader_left = isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError)
+        return _without_output(None if reader_left else error)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            raise
+        return _without_output(error)
+
+
+def _give_streams() -> None:
+    """Closed ones (``>&-``) are None in Python; and no character may be too much for the encoding of the terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _without_output(error: BaseException | None) -> int:
+    """The reader, such as head, has seen enough, or there is no room. Nothing more may be written, at the exit neither."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    if error is not None:
+        with contextlib.suppress(OSError, OutputFailed):
+            note(f"normlab: standard output cannot be written: {error}")
+    return 1
 
 
 if __name__ == "__main__":

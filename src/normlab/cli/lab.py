@@ -6,13 +6,14 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .show import table
+from .show import OutputFailed, complain, note, say, say_json, table, visible
 
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep, Trial
@@ -58,6 +59,8 @@ def add_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     where.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the sweep in this folder")
     where.add_argument("--workers", type=int, help="trials at a time (default: one per core and thread)")
     where.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a trial is saved (default 30)")
+    where.add_argument("--trial-timeout", type=float, metavar="SECONDS", help="end a trial that takes longer, as failed (default: none)")  # fmt: skip
+    where.add_argument("--trust", action="store_true", help="with --resume: run the code that sweep.json names")
     where.add_argument("--engine", choices=("local", "ray"), default="local", help="(default local)")
     where.add_argument("--address", help="of the Ray cluster: auto, or host:port; without it one is started here")
     where.add_argument("--dry-run", action="store_true", help="print the plan and stop")
@@ -74,6 +77,7 @@ def add_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     _add_experiment(train)
     train.add_argument("--out", type=Path, help="the run directory (default runs/train-DATE-TIME)")
     train.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often it is saved (default 30)")
+    train.add_argument("--trust", action="store_true", help="run the code that the file names")
     train.add_argument("--show", action="store_true", help="print the whole experiment as TOML and stop")
     train.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -117,6 +121,23 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _values(text: str) -> list[Any]:
+    """Values between commas; a comma inside of brackets or quotes belongs to its value."""
+    parts, depth, quoted, escaped = [""], 0, False, False
+    for c in text:
+        if c == "," and depth <= 0 and not quoted:
+            parts.append("")
+            continue
+        parts[-1] += c
+        if c == '"' and not escaped:
+            quoted = not quoted
+        elif not quoted:
+            depth += (c in "[{") - (c in "]}")
+        escaped = c == "\\" and not escaped
+    # A quote or bracket that is never closed is an ordinary character.
+    return [_value(part) for part in (text.split(",") if quoted or depth else parts)]
 
 
 def _pairs(options: Sequence[str], option: str) -> dict[str, str]:
@@ -181,7 +202,7 @@ def _check_model_settings(given: Mapping[str, Sequence[Any]]) -> None:
 def _sweep(args: argparse.Namespace) -> Sweep:
     from ..lab import Experiment, Sweep
 
-    varied = {name: [_value(v) for v in values.split(",")] for name, values in _pairs(args.vary, "--vary").items()}
+    varied = {name: _values(text) for name, text in _pairs(args.vary, "--vary").items()}
     fixed = _pairs(args.set, "--set")
     for option, given in (("--vary", varied), ("--set", fixed)):
         for name, instead in (("norm", "--norm"), ("placement", "--placement"), ("lr", "--lr"), ("seed", "--seeds")):
@@ -247,10 +268,10 @@ def run_compare(args: argparse.Namespace) -> int:
         with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
             folder, sweep, workers = _asked(args)
     except (ValueError, TypeError, OSError) as error:
-        print(f"normlab compare: {error}", file=sys.stderr)
+        complain("compare", error)
         return 2
     except ImportError as error:
-        print(f"normlab compare: {error}", file=sys.stderr)
+        complain("compare", error)
         return 1
     return _compare(args, folder, sweep, workers)
 
@@ -270,18 +291,53 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         raise ValueError(f"--workers must be at least 1, got {args.workers}")
     if not args.checkpoint_seconds >= 0:
         raise ValueError(f"--checkpoint-seconds must be at least 0, got {args.checkpoint_seconds:g}")
+    if args.trial_timeout is not None and not args.trial_timeout > 0:
+        raise ValueError(f"--trial-timeout must be above 0, got {args.trial_timeout:g}")
+    if args.trial_timeout is not None and args.engine != "local":
+        raise ValueError("--trial-timeout belongs to --engine local; Ray has its own limits")
     if args.address and args.engine != "ray":
         raise ValueError("--address belongs to --engine ray")
     if args.resume is not None:
-        unused = [f"--{n}" for n in ("norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "model",
-                                     "data", "loss", "set", "out") if getattr(args, n) not in (None, [])]  # fmt: skip
+        unused = [f"--{n}" for n in ("norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "set",
+                                     "out") if getattr(args, n) not in (None, [])]  # fmt: skip
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
         folder, sweep = args.resume, Sweep.read(args.resume)
+        file = folder / "sweep.json"
+        _check_trust(args, _unnamed(args, sweep, file), file)
     else:
         folder, sweep = args.out or _default_folder("compare"), checked(_sweep(args))
         check_folder(sweep, folder)
     return folder, sweep, args.workers or max(1, _cores() // sweep.base.threads)
+
+
+def _check_trust(args: argparse.Namespace, code: Mapping[str, set[str]], file: Path) -> None:
+    """Code that a file names is not run because it stands there: the command line names it too, or trusts the file."""
+    if code and not args.trust:
+        held = ", ".join(f"{name} = {' and '.join(sorted(names))}" for name, names in code.items())
+        raise ValueError(
+            f"{file} names code, {held}, and nothing was run. If you trust it: {_code_options(code)}, or --trust"
+        )
+
+
+def _unnamed(args: argparse.Namespace, sweep: Sweep, file: Path) -> dict[str, set[str]]:
+    """The sweep's code that the command line does not name."""
+    code, given = sweep.code(), {"make_model": args.model, "make_data": args.data, "make_loss": args.loss}
+    for name, value in given.items():
+        if value is not None and code.get(name) != {value}:
+            held = ", ".join(sorted(code.get(name, ()))) or "none"
+            raise ValueError(f"{OPTIONS[name]} {value}: {file} names {held}; --resume goes on with the sweep as it is")
+    return {name: names for name, names in code.items() if given[name] is None}
+
+
+OPTIONS = {"make_model": "--model", "make_data": "--data", "make_loss": "--loss"}
+
+
+def _code_options(code: Mapping[str, set[str]]) -> str:
+    """What --resume needs of a sweep with code of the user's."""
+    if any(len(names) > 1 for names in code.values()):
+        return "--trust"
+    return " ".join(f"{OPTIONS[name]} {''.join(names)}" for name, names in code.items())
 
 
 def _cores() -> int:
@@ -294,69 +350,126 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     from ..lab.folders import sole_writer, storage_failed
     from ..lab.pool import WorkerFailed
 
-    say = _to_stderr if args.json else _to_stdout
-    go_on = f"normlab compare --resume {folder}"
+    tell = note if args.json else say
+    go_on = f"normlab compare --resume {folder} {_code_options(sweep.code())}".rstrip()
+    if args.dry_run:
+        tell(str(plan(sweep, folder, workers, write=False)))
+        return 0
     try:
-        if args.dry_run:
-            say(str(plan(sweep, folder, workers, write=False)))
-            return 0
-        with sole_writer(folder):
-            pass  # refused here, before anything is measured
-        planned = plan(sweep, folder, workers)
-        say(str(planned))
-        say(f"folder: {folder}")
-        engine = _engine(args, planned)
-        with _progress(planned, say) as progress:
-            run(planned, engine, progress)
+        with _ended_by_sigterm():
+            with sole_writer(folder):
+                pass  # refused here, before anything is measured
+            planned = plan(sweep, folder, workers)
+            tell(str(planned))
+            tell(f"folder: {folder}")
+            engine = _engine(args, planned)
+            with _progress(planned, tell) as progress:
+                run(planned, engine, progress)
     except (FolderInUse, ImportError) as error:
-        print(f"normlab compare: {error}", file=sys.stderr)
+        complain("compare", error)
         return 1
     except WorkerFailed as error:
-        print(f"normlab compare: {error}. Then: {go_on}", file=sys.stderr)
+        complain("compare", f"{error}. Then: {go_on}")
         return 1
-    except BrokenPipeError:
-        print(f"normlab compare: stopped, nobody reads the output. Go on with: {go_on}", file=sys.stderr)
+    except OutputFailed as error:
+        with contextlib.suppress(OutputFailed):
+            why = (
+                "nobody reads the output"
+                if isinstance(error.__cause__, BrokenPipeError)
+                else f"the output cannot be written: {error}"
+            )
+            complain("compare", f"stopped, {why}. {_saved(folder, sweep)} Go on with: {go_on}")
         raise
     except (StorageFailed, OSError) as error:
         if isinstance(error, FileNotFoundError) and not storage_failed(error, folder):  # a text file, for example
-            print(f"normlab compare: {error}", file=sys.stderr)
+            complain("compare", error)
             return 1
         what = error if isinstance(error, StorageFailed) else f"{folder} cannot be written: {error}"
-        print(f"normlab compare: stopped, {what}", file=sys.stderr)
+        complain("compare", f"stopped, {what}")
         if (folder / "sweep.json").exists():
-            print(f"What is finished is safe. Make room, then: {go_on}", file=sys.stderr)
+            note(f"What is finished is safe. Make room, then: {go_on}")
         return 1
-    except KeyboardInterrupt:
-        print(f"\nnormlab compare: stopped. Go on with: {go_on}", file=sys.stderr)
-        return 130
-    return _conclude(args, folder, sweep, say)
+    except KeyboardInterrupt as error:
+        note("")
+        complain("compare", f"stopped. {_saved(folder, sweep)} Go on with: {go_on}")
+        return SIGTERM_CODE if isinstance(error, _Terminated) else 130
+    return _conclude(args, folder, sweep, go_on)
 
 
-def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, say: Callable[[str], None]) -> int:
+SIGTERM_CODE = 128 + 15
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, with another exit code."""
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm(ask: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """SIGTERM raises here, unless ``ask`` says that it will be heeded soon; a second one always raises."""
+    asked = False
+
+    def end(*_: object) -> None:
+        nonlocal asked
+        if asked or not ask():
+            raise _Terminated
+        asked = True
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not in the main thread: signals are another's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _saved(folder: Path, sweep: Sweep) -> str:
+    """What a sweep that was stopped has, in words."""
+    from ..lab.checkpoint import FILE
+    from ..lab.sweep import TRIALS, finished
+
+    done, missing = finished(folder, sweep.trials())
+    begun = sum((folder / TRIALS / trial.name / FILE).is_file() for trial in missing)
+    return f"{len(done)} of {len(done) + len(missing)} trials are finished, {begun} more are saved part-way."
+
+
+def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) -> int:
+    """Show the answer, then write it: a disk without room for the page takes nothing from what is known."""
     from .. import answer
+    from ..errors import RunUnreadable
 
-    found = answer.read(folder)
-    answer.write(folder, found)
+    try:
+        found = answer.read(folder)
+    except RunUnreadable as error:
+        complain("compare", error)
+        return 1
     summary = found.to_dict()
-    if not args.no_report:
-        from ..report import write
-
-        say(f"report: {write(folder)}")
     if args.json:
-        print(json.dumps(summary, indent=1))
+        say_json(summary)
     else:
         show_answer(summary)
     broken = [t for t in summary["trials"] if t["outcome"] == "failed"]
     for trial in broken[:5]:
-        print(
-            f"failed: {trial['name']}: {trial['error']} (traceback in {folder / trial['folder'] / 'run.json'})",
-            file=sys.stderr,
-        )
+        where = folder / trial["folder"] / "run.json"
+        note(f"failed: {trial['name']}: {' '.join(str(trial['error']).split())} (traceback in {where})")
     if len(broken) > 5:
-        print(f"... and {len(broken) - 5} more", file=sys.stderr)
+        note(f"... and {len(broken) - 5} more")
     missing = len(sweep.trials()) - len(summary["trials"])
     if missing:
-        print(f"{missing} trials have no result; try again: normlab compare --resume {folder}", file=sys.stderr)
+        note(f"{missing} trials have no result; try again: {go_on}")
+    try:
+        answer.write(folder, found)
+        if not args.no_report:
+            from ..report import write
+
+            (note if args.json else say)(f"report: {write(folder)}")
+    except (OSError, RunUnreadable, ImportError) as error:
+        complain(
+            "compare", f"the answer above could not be written: {error}. The trials are whole; make room, then: {go_on}"
+        )
+        return 1
     return 1 if broken or missing else 0
 
 
@@ -364,7 +477,7 @@ def _engine(args: argparse.Namespace, planned: Plan) -> Any:
     from ..lab.pool import Pool
 
     if args.engine == "local":
-        return Pool(planned.workers, args.checkpoint_seconds, planned.work)
+        return Pool(planned.workers, args.checkpoint_seconds, planned.work, args.trial_timeout)
     from ..lab.cluster import Cluster
 
     return Cluster(address=args.address, workers=args.workers, work=planned.work)
@@ -373,8 +486,8 @@ def _engine(args: argparse.Namespace, planned: Plan) -> Any:
 class _Lines:
     """Progress as plain lines: one per trial that ended. Also what every form of progress shares: the count and the time left."""
 
-    def __init__(self, planned: Plan, say: Callable[[str], None]) -> None:
-        self.planned, self.say = planned, say
+    def __init__(self, planned: Plan, tell: Callable[[str], None]) -> None:
+        self.planned, self.tell = planned, tell
         self.total, self.ended = len(planned.missing), 0
         self.seconds: list[float] = []  # of the trials that ended with a result
         self.shares: dict[str, float] = {}  # how far the running ones are
@@ -412,11 +525,11 @@ class _Lines:
         self.hear(kind, trial, detail)
         if kind == "ended":
             note = self.note()
-            self.say(
+            self.tell(
                 f"{self.ended}/{self.total} {trial.name}: {_ending(detail['result'])}" + (f"; {note}" if note else "")
             )
-        elif kind == "lost":
-            self.say(f"{trial.name}: {detail['reason']}")
+        elif kind in ("lost", "quiet"):
+            self.tell(f"{trial.name}: {detail['reason']}")
 
 
 class _Bars(_Lines):
@@ -425,9 +538,8 @@ class _Bars(_Lines):
     def __enter__(self) -> _Bars:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-        )
+        self.progress = Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                                 TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
         self.progress.start()
         self.whole = self.progress.add_task("trials", total=self.total, note=self.note())
         self.running: dict[str, Any] = {}
@@ -444,19 +556,17 @@ class _Bars(_Lines):
             self.running[trial.name] = self.progress.add_task(trial.name, total=trial.experiment.steps, note="")
         elif kind == "step":
             self.progress.update(self.running[trial.name], completed=detail["step"], note=f"loss {detail['loss']:.3f}")
-        elif kind in ("ended", "lost"):
-            self.progress.remove_task(self.running.pop(trial.name))
-            if kind == "lost" or detail["result"]["outcome"] != "trained":
-                self.progress.console.print(
-                    f"{trial.name}: {detail['reason'] if kind == 'lost' else _ending(detail['result'])}",
-                    highlight=False,
-                    markup=False,
-                )
+        elif kind in ("ended", "lost", "quiet"):
+            if kind != "quiet":
+                self.progress.remove_task(self.running.pop(trial.name))
+            if kind != "ended" or detail["result"]["outcome"] != "trained":
+                text = f"{trial.name}: {_ending(detail['result']) if kind == 'ended' else detail['reason']}"
+                self.progress.console.print(visible(text), highlight=False, markup=False)
         self.progress.update(self.whole, completed=self.ended, note=self.note())
 
 
-def _progress(planned: Plan, say: Callable[[str], None]) -> _Lines:
-    return (_Bars if sys.stdout.isatty() and say is _to_stdout else _Lines)(planned, say)
+def _progress(planned: Plan, tell: Callable[[str], None]) -> _Lines:
+    return (_Bars if sys.stdout.isatty() and tell is say else _Lines)(planned, tell)
 
 
 def _ending(result: Mapping[str, Any]) -> str:
@@ -465,14 +575,6 @@ def _ending(result: Mapping[str, Any]) -> str:
     if result["outcome"] == "trained":
         return f"loss {result['loss']:.4f} ({result['seconds']:.1f} s)"
     return f"{result['outcome']}: {result['cause']}"
-
-
-def _to_stdout(text: str) -> None:
-    print(text, flush=True)
-
-
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _number(value: float | None, form: str, none: str = "-") -> str:
@@ -503,11 +605,11 @@ def show_answer(summary: Mapping[str, Any]) -> None:
            "tokens/s", "memory"], rows)  # fmt: skip
     shares = [t["matmul_share"] for t in summary["trials"] if t.get("matmul_share")]
     if shares:
-        print(
+        say(
             f"training ran at {sorted(shares)[len(shares) // 2]:.0%} of this machine's matrix-product rate (median trial)"
         )
     for sentence in summary["verdict"]["en"]:
-        print(f"- {sentence}")
+        say(f"- {sentence}")
 
 
 # ---- train, report, completion ---------------------------------------------------------------------------------------
@@ -515,49 +617,68 @@ def show_answer(summary: Mapping[str, Any]) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     from ..errors import require
-    from ..lab import Experiment, FolderInUse
+    from ..lab import Experiment, FolderInUse, Stopped
+    from ..lab.checkpoint import FILE as CHECKPOINT
     from ..lab.checkpoint import NEEDS
-    from ..lab.train import process_group, train
+    from ..lab.experiment import CODE
+    from ..lab.train import process_group, train, under_torchrun
     from ..machine import keep_freed_memory
 
-    folder = args.out or _default_folder("train")
+    out = args.out or _default_folder("train")
+    folder = out.absolute()  # a factory may change the working folder
+    at, asked = 0, False
+
+    def ask() -> bool:
+        """To stop between two steps, where it can be saved. Several processes would not stop at the same one."""
+        nonlocal asked
+        asked = at > 0 and not under_torchrun()
+        return asked
+
     try:
         base = Experiment() if args.file is None else Experiment.read(args.file)
         chosen = {n: v for n in ("norm", "placement", "lr", "seed") if (v := getattr(args, n)) is not None}
         if base.make_model is None and args.model is None:
             _check_model_settings({name: [_value(text)] for name, text in _pairs(args.set, "--set").items()})
-        experiment = base.changed(**{**_settings(args), **chosen})
+        given = _settings(args)
+        experiment = base.changed(**{**given, **chosen})
         if args.show:
-            print(experiment.to_toml(), end="")
+            say(experiment.to_toml().rstrip("\n"))
             return 0
+        _check_trust(
+            args, {n: {v} for n in CODE if (v := getattr(experiment, n)) is not None and n not in given}, args.file
+        )
         require("normlab train", "lab", *NEEDS)
         keep_freed_memory()
-        with process_group() as rank:
+        with process_group() as rank, _ended_by_sigterm(ask):
             last = time.monotonic()
 
             def on_step(step: int, loss: float) -> None:
-                nonlocal last
+                nonlocal last, at
+                if asked:
+                    raise Stopped  # saves first
+                at = step
                 if rank == 0 and (time.monotonic() - last >= 2 or step == experiment.steps):
                     last = time.monotonic()
-                    _to_stderr(f"step {step}/{experiment.steps}, loss {loss:.4f}")
+                    note(f"step {step}/{experiment.steps}, loss {loss:.4f}")
 
             result = train(
                 experiment, folder, on_step=on_step, checkpoint_seconds=args.checkpoint_seconds, keep_weights=True
             )
-    except KeyboardInterrupt:
-        print(
-            f"\nnormlab train: stopped; the same command with --out {folder} goes on from the last checkpoint",
-            file=sys.stderr,
-        )
-        return 130
+    except (KeyboardInterrupt, Stopped) as error:
+        if isinstance(error, KeyboardInterrupt):
+            note("")
+        saved = f"saved at step {at + 1}" if isinstance(error, Stopped) else (
+            "the last checkpoint stays" if (folder / CHECKPOINT).is_file() else "no checkpoint was due yet, so nothing is saved")  # fmt: skip
+        complain("train", f"stopped, {saved}; the same command with --out {out} goes on from there")
+        return 130 if isinstance(error, KeyboardInterrupt) and not isinstance(error, _Terminated) else SIGTERM_CODE
     except (ValueError, TypeError) as error:
-        print(f"normlab train: {error}", file=sys.stderr)
+        complain("train", error)
         return 2
     except (OSError, FolderInUse, ImportError) as error:
-        print(f"normlab train: {error}", file=sys.stderr)
+        complain("train", error)
         return 1
     if rank == 0:
-        print(json.dumps(result, indent=1) if args.json else f"{_ending(result)}\nrun: {folder}")
+        say_json(result) if args.json else say(f"{_ending(result)}\nrun: {out}")
     return 0
 
 
@@ -567,11 +688,11 @@ def run_report(args: argparse.Namespace) -> int:
 
     try:
         if args.json:
-            print(json.dumps(report.view(args.folder), indent=1))
+            say_json(report.view(args.folder))
         else:
-            print(report.write(args.folder, args.out))
+            say(report.write(args.folder, args.out))
     except (RunUnreadable, OSError, ImportError, ValueError) as error:
-        print(f"normlab report: {error}", file=sys.stderr)
+        complain("report", error)
         return 1
     return 0
 
@@ -582,9 +703,9 @@ def show_completion(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError as error:
-        print(f"normlab completion: needs shtab: pip install 'normlab[completion]' ({error})", file=sys.stderr)
+        complain("completion", f"needs shtab: pip install 'normlab[completion]' ({error})")
         return 1
-    print(shtab.complete(build_parser(), shell=args.shell))
+    say(shtab.complete(build_parser(), shell=args.shell))
     return 0
 
 

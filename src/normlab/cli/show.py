@@ -1,12 +1,52 @@
-"""What all verbs share on the terminal: tables, and a parser that suggests what was meant."""
+"""What all verbs share on the terminal: text that does nothing, tables, and a parser that suggests what was meant.
+
+Names and messages come out of files. What a terminal or rich would obey in them is shown instead: an escape sequence as \\x1b,
+markup as it stands.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from typing import Any, NoReturn
+
+
+class OutputFailed(Exception):
+    """Standard output cannot be written: its reader has left (BrokenPipeError), or it is a full disk. The cause is kept."""
+
+
+def visible(text: object) -> str:
+    """Without characters that a terminal obeys or cannot show; line ends and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
+
+
+def say(text: object) -> None:
+    """A line on standard output."""
+    try:
+        print(visible(text), flush=True)
+    except OSError as error:
+        raise OutputFailed(str(error)) from error
+
+
+def say_json(data: Any) -> None:
+    """Strict: NaN and Infinity, which are no JSON, raise instead."""
+    say(json.dumps(data, indent=1, allow_nan=False))
+
+
+def note(text: object) -> None:
+    """A line on standard error, as long as there is one."""
+    try:
+        print(visible(text), file=sys.stderr, flush=True)
+    except OSError as error:
+        raise OutputFailed(str(error)) from error
+
+
+def complain(verb: str, error: object) -> None:
+    """One line, whatever the message holds."""
+    note(f"normlab {verb}: " + " ".join(str(error).split()))
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,11 +79,15 @@ class Parser(argparse.ArgumentParser):
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 200)
-    drawn = Table(title=title, title_justify="left", show_header=any(columns))
+    drawn = Table(title=Text(visible(title)), title_justify="left", show_header=any(columns))
     for column in columns:
-        drawn.add_column(column, overflow="fold")
+        drawn.add_column(Text(visible(column)), overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
-    console.print(drawn)
+        drawn.add_row(*(Text(visible(cell)) for cell in row))
+    try:
+        console.print(drawn)
+    except OSError as error:
+        raise OutputFailed(str(error)) from error

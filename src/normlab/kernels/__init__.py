@@ -8,11 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
+from .. import reference
 from ..errors import KernelUnavailable
 from . import cpu
 from .selection import OPS, check_request, choose
 
 _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))
+reference.float64_everywhere = _request == "reference"
 
 
 def current_request() -> str:
@@ -34,10 +36,12 @@ def use_kernel(name: str) -> Iterator[None]:
     """
     global _request
     before, _request = _request, check_request(name)
+    reference.float64_everywhere = _request == "reference"
     try:
         yield
     finally:
         _request = before
+        reference.float64_everywhere = _request == "reference"
 
 
 __all__ = ["OPS", "KernelUnavailable", "choose", "choose_native", "cpu", "current_request", "use_kernel"]

@@ -35,15 +35,22 @@ def choose(
 
     >>> choose("layer_norm", "cpu", torch.float32, (4, 8), "auto", None)[0]
     'cpu'
+    >>> choose("layer_norm", "cuda", torch.float32, (4, 8), "auto", None)[0]
+    'torch'
     >>> choose("layer_norm", "cpu", torch.float32, (4, 8), "auto", "no C++ compiler was found")
     ('reference', 'no native kernel: no C++ compiler was found')
     """
     if request == "reference":
         return "reference", "requested"
-    if missing is not None:
-        obstacle = f"no native kernel: {missing}"
-    elif device != "cpu":
+    if device != "cpu":
+        if request != "cpu":
+            return (
+                "torch",
+                f"no kernel of ours for device {device!r}: torch's own where the formula is theirs, else float32 formulas",
+            )
         obstacle = f"no native kernel for device {device!r} yet"
+    elif missing is not None:
+        obstacle = f"no native kernel: {missing}"
     elif dtype not in CPU_DTYPES:
         obstacle = f"no native kernel for {dtype}"
     else:

@@ -94,6 +94,8 @@ def load(
     _library()
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        raise CheckpointUnreadable(f"{path} cannot be read: no regular file")  # opening a pipe would wait for ever
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -104,15 +106,21 @@ def load(
         raise CheckpointUnreadable(f"{path} has format {header.get('format')!r}, this version reads {FORMAT!r}")
     if header.get("checksum") != _checksum(tensors, header.get("facts", "")):
         raise CheckpointUnreadable(f"{path} was damaged or changed: its checksum is another")
-    facts = json.loads(header["facts"])
+    try:
+        facts = json.loads(header.get("facts", ""))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointUnreadable(f"{path} holds no facts: {error}") from error
     if reason := refusal(facts):
         raise CheckpointUnreadable(f"{path} does not fit: {reason}")
     expected = {f"model.{name}": t for name, t in _distinct(model.state_dict()).items()}
     wrong = [n for n, t in expected.items() if n not in tensors or tensors[n].shape != t.shape]
-    if wrong or "random" not in tensors:
-        raise CheckpointUnreadable(
-            f"{path} does not fit the model: {', '.join(wrong) or 'random'} missing or of another shape"
-        )
+    if (
+        tensors.get("random", torch.empty(0)).shape != torch.get_rng_state().shape
+        or tensors["random"].dtype != torch.uint8
+    ):
+        wrong.append("random")
+    if wrong:
+        raise CheckpointUnreadable(f"{path} does not fit the model: {', '.join(wrong)} missing or of another shape")
     state: dict[nn.Parameter, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
@@ -121,8 +129,12 @@ def load(
             for n, t in tensors.items()
             if n.startswith(prefix) and "." not in n[len(prefix) :]
         }
+        if any(t.numel() != 1 and t.shape != parameter.shape for t in held.values()):
+            raise CheckpointUnreadable(f"{path} does not fit the optimizer: its state of {name} has another shape")
         if held:
             state[parameter] = held
+    if left := [n for n in tensors if n.startswith("model.") and n not in expected]:
+        raise CheckpointUnreadable(f"{path} does not fit the model, which has no {', '.join(left)}")
     model.load_state_dict(
         {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}, strict=False
     )

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import unknown
+from ..errors import RunUnreadable, unknown
+from ..runs import INFO, Run, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +25,9 @@ else:
 
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("float32", "bfloat16")
+CODE = ("make_model", "make_data", "make_loss")  # the fields that name code
+MOST_THREADS = 4096  # torch starts as many as it is told
+TOML = 2**20  # bytes of a file
 WATCHES = ("none", "lite", "standard", "full")
 
 
@@ -73,6 +77,8 @@ class Experiment:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         for name, low, high in (
             ("lr", 0.0, None),
             ("warmup", 0.0, 1.0),
@@ -101,7 +107,7 @@ class Experiment:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name} goes into the run as JSON, which cannot hold {value!r}: {error}") from error
-        for name in ("make_model", "make_data", "make_loss"):
+        for name in CODE:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"{name} must be a name as MODULE:NAME, got {value!r}")
@@ -148,6 +154,8 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Experiment:
+        if not isinstance(values, Mapping):
+            raise TypeError(f"an experiment is a table of settings, got {values!r}")
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
@@ -157,6 +165,16 @@ class Experiment:
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
         return cls(**given)
+
+    @classmethod
+    def of_run(cls, run: Run) -> Experiment:
+        """The experiment that made a run; RunUnreadable if none did."""
+        if "experiment" not in run.info:
+            raise RunUnreadable(f"{run.folder} holds a run that no experiment made; choose another folder")
+        try:
+            return cls.from_dict(run.info["experiment"])
+        except (TypeError, ValueError) as error:
+            raise RunUnreadable(f"{run.folder / INFO}: experiment: {error}") from error
 
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
@@ -205,6 +223,10 @@ def _toml_value(value: Any) -> str:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(read_text(Path(path), TOML))
+    except RunUnreadable:
+        raise
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # the parser's own, and Python's of a number with thousands of digits
         raise ValueError(f"{path} is not valid TOML: {error}") from error

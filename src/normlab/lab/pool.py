@@ -3,7 +3,7 @@
 A worker is an ordinary child process that calls :func:`serve`, so no trial depends on how the caller's script was
 started, and nothing is pickled. It imports torch once and trains one trial after another. One that dies (kill -9, out of memory)
 costs what its trial had done since its last checkpoint; the trial is given to a new worker, twice at most. SIGTERM asks a worker to save
-and stop; one whose parent is gone stops by itself.
+and stop; one whose parent is gone stops by itself. One that says nothing for a minute is reported, and ended if there is a time limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import IO, Any
 
 from ..runs import Writer
 from .experiment import Experiment
-from .sweep import TRIALS, Trial
+from .sweep import TRIALS, Trial, finished
 
 RETRIES = 2
 FALSE_STARTS = 3  # workers in a row that end before they take a trial
 SAY_EVERY = 0.25  # seconds between a worker's messages about its step
+QUIET = 60.0  # seconds without a word from a trial until it is said that it may hang; then after twice, four times that
 PATIENCE = 20.0  # seconds a worker has for saving after it was asked to stop
 
 # The working folder comes last: a random.py in it must not pass for Python's own.
@@ -51,6 +52,13 @@ class _Worker:
     trial: Trial | None = None
     ready: bool = False  # it has started and takes orders
     text: bytes = b""  # the part of a line that has come so far
+    began: float = 0.0  # when it could begin with its trial
+    heard: float = 0.0  # when it last said something
+    patience: float = QUIET
+
+    def clock(self) -> None:
+        self.began = self.heard = time.monotonic()
+        self.patience = QUIET
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -74,6 +82,7 @@ class Pool:
     workers: int
     checkpoint_seconds: float = 30.0
     work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # {cell: flops_per_step, matmul_rate}
+    trial_timeout: float | None = None  # seconds; a trial that takes longer is ended and has failed
     false_starts: int = field(default=0, init=False)
 
     def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
@@ -91,6 +100,7 @@ class Pool:
                     while waiting and (idle or len(staff) < self.workers):
                         worker = idle.pop() if idle else self._hire(staff, selector, waiting[0])
                         worker.trial = waiting.popleft()
+                        worker.clock()
                         notify("started", worker.trial, {})
                         with contextlib.suppress(BrokenPipeError):  # dead already: its end of file is read below
                             worker.send(self._order(worker.trial, folder))
@@ -107,13 +117,18 @@ class Pool:
                             selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
                             staff.remove(worker)
                             self._mourn(worker, folder, waiting, deaths, notify)
+                    for worker in [w for w in staff if w.trial is not None and w.ready]:
+                        if self._late(worker, folder, notify):
+                            selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+                            staff.remove(worker)
+                            self._dismiss([worker])
             except BaseException:
                 self._stop(staff)
                 raise
             self._dismiss(staff)
 
     def _order(self, trial: Trial, folder: Path) -> dict[str, Any]:
-        return {"experiment": trial.experiment.to_dict(), "folder": str(folder / TRIALS / trial.name),
+        return {"experiment": trial.experiment.to_dict(), "folder": str((folder / TRIALS / trial.name).absolute()),
                 "checkpoint_seconds": self.checkpoint_seconds, "work": self.work.get(trial.cell, {})}  # fmt: skip
 
     def _hire(self, staff: list[_Worker], selector: selectors.BaseSelector, trial: Trial) -> _Worker:
@@ -129,8 +144,10 @@ class Pool:
         return worker
 
     def _hear(self, worker: _Worker, message: dict[str, Any], notify: Notify) -> None:
+        worker.heard, worker.patience = time.monotonic(), QUIET
         if message["kind"] == "ready":
             worker.ready, self.false_starts = True, 0
+            worker.clock()  # loading torch is no part of a trial
             return
         trial = worker.trial
         assert trial is not None
@@ -165,11 +182,37 @@ class Pool:
             return
         from .train import failed
 
-        result = failed(f"its worker process ended {deaths[trial.name]} times, last with {how}"
-                        + ("; out of memory is the usual cause" if code == -signal.SIGKILL else ""))  # fmt: skip
+        self._fail(trial, folder, failed(f"its worker process ended {deaths[trial.name]} times, last with {how}"
+                                         + ("; out of memory is the usual cause" if code == -signal.SIGKILL else "")), notify)  # fmt: skip
+
+    @staticmethod
+    def _fail(trial: Trial, folder: Path, result: dict[str, Any], notify: Notify) -> None:
+        """In its worker's stead, which is gone."""
         info = {"experiment": trial.experiment.to_dict(), "seed": trial.experiment.seed}
         Writer(folder / TRIALS / trial.name, info, again=True).close("failed", result=result)
         notify("ended", trial, {"result": result})
+
+    def _late(self, worker: _Worker, folder: Path, notify: Notify) -> bool:
+        """Say that a trial seems to hang; True: its time was over and it was ended."""
+        trial, now = worker.trial, time.monotonic()
+        assert trial is not None
+        limit = self.trial_timeout
+        if limit is not None and now - worker.began > limit:
+            _kill(worker.process)
+            done, _ = finished(folder, [trial])  # at the very last moment
+            if done:
+                notify("ended", trial, {"result": done[trial.name]})
+            else:
+                from .train import failed
+
+                self._fail(trial, folder, failed(f"it took longer than the {limit:g} s of --trial-timeout"), notify)
+            worker.trial = None
+            return True
+        if now - worker.heard > worker.patience:
+            worker.patience *= 2
+            hint = "" if limit is not None else "; --trial-timeout would end it"
+            notify("quiet", trial, {"reason": f"no step for {now - worker.heard:.0f} s, it may hang{hint}"})
+        return False
 
     def _stop(self, staff: list[_Worker]) -> None:
         """Ask all to save; who has not gone in time, or when the user presses Ctrl-C again, is ended."""
@@ -200,6 +243,16 @@ class Pool:
         assert worker.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             worker.process.stdin.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With the processes that the user's code started in it."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its own session, see _hire
+    else:
+        process.kill()
+    process.wait()
 
 
 # ---- the worker's side -----------------------------------------------------------------------------------------------
@@ -235,6 +288,7 @@ def serve() -> None:
 def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], bool]) -> None:
     from .train import Stopped, attempt
 
+    home = os.getcwd()
     warm_up()
     say("ready")
     while not told_to_stop() and (line := orders.readline()):
@@ -256,6 +310,8 @@ def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], 
         except OSError as error:
             say("storage", error=f"{order['folder']} cannot be written: {error}")
             return
+        with contextlib.suppress(OSError):
+            os.chdir(home)  # a factory may have left it: the next trial starts where this one did
         say("ended", result=result)
 
 

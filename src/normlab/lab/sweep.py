@@ -10,6 +10,7 @@ its only record: what is finished is what the folders say, and resuming is plann
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -21,14 +22,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
-from ..answer import SWEEP_SCHEMA, cell_name, plain, read_sweep
+from ..answer import OUTCOMES, SWEEP_SCHEMA, cell_name, plain, read_sweep, read_trial, same
 from ..errors import RunUnreadable, require, unknown
-from ..runs import INFO, Run, replace_file
-from .experiment import Experiment
+from ..runs import INFO, READINGS, Run, replace_file
+from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
 
 FILE, TRIALS = "sweep.json", "trials"
 INNER_AXES = ("lr", "seed")  # the rest names the cells
+LONGEST = 200  # bytes of a trial's name; file systems take 255
 START_SECONDS = 3.0  # until a worker has loaded torch
 
 
@@ -89,18 +91,21 @@ class Sweep:
     def trials(self) -> list[Trial]:
         """Seeds outermost: a sweep cut short leaves whole grids behind."""
         inner = {name: self.axes.get(name, [getattr(self.base, name)]) for name in INNER_AXES}
-        shut = [dict(r["axes"]) for r in self.refused]
+        shut = {same(r["axes"]) for r in self.refused}
         found = []
         for seed, axes, lr in itertools.product(inner["seed"], self.cells(), inner["lr"]):
-            if axes in shut:
+            if same(axes) in shut:
                 continue
-            words = [
-                v if k in ("norm", "placement") else f"{k}{v}" for k, v in ((k, plain(v)) for k, v in axes.items())
-            ]
-            name = "-".join([*words, f"lr{plain(lr)}", f"seed{seed}"])
+            words = [plain(v) if k in ("norm", "placement") else plain(k) + plain(v) for k, v in axes.items()]
+            name = _folder_name("-".join([*words, f"lr{plain(lr)}", f"seed{plain(seed)}"]))
             experiment = self.base.changed(**axes, lr=lr, seed=seed)
             found.append(Trial(name, cell_name(axes), axes, experiment))
         return found
+
+    def code(self) -> dict[str, set[str]]:
+        """{field: the MODULE:NAME that trials would load and call}."""
+        found = {name: {getattr(self.base, name), *self.axes.get(name, ())} - {None} for name in CODE}
+        return {name: names for name, names in found.items() if names}
 
     def to_dict(self) -> dict[str, Any]:
         axes = {name: list(values) for name, values in self.axes.items()}
@@ -115,10 +120,20 @@ class Sweep:
         try:
             return cls(base=Experiment.from_dict(found["base"]), axes=found["axes"], baseline=found["baseline"],
                        refused=found["refused"])  # fmt: skip
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise RunUnreadable(
                 f"{Path(folder) / FILE} does not describe a sweep: {type(error).__name__}: {error}"
             ) from error
+
+
+def _folder_name(name: str) -> str:
+    """One that every file system takes: a long value, such as a table of options, is cut and told apart by a sum."""
+    data = name.encode()
+    return (
+        name
+        if len(data) <= LONGEST
+        else f"{data[: LONGEST - 17].decode(errors='ignore')}-{hashlib.sha256(data).hexdigest()[:16]}"
+    )
 
 
 def checked(sweep: Sweep) -> Sweep:
@@ -153,19 +168,29 @@ def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, dict[str,
     results, missing = {}, []
     for trial in trials:
         try:
-            info = Run(folder / TRIALS / trial.name).info
+            entry, info = _ended(folder, trial)
         except RunUnreadable:
             missing.append(trial)
             continue
-        if info.get("status") == "finished" and info.get("result") is not None:
+        if info["status"] == "finished" and entry["outcome"] in OUTCOMES:
             results[trial.name] = info["result"]
         else:
             missing.append(trial)
     return results, missing
 
 
+def _ended(folder: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the trial's folder holds, if it is this trial's."""
+    place = folder / TRIALS / trial.name
+    entry, info = read_trial(place, list(trial.axes))
+    wanted = {**trial.axes, "lr": trial.experiment.lr, "seed": trial.experiment.seed}
+    if {**entry["axes"], "lr": entry["lr"], "seed": entry["seed"]} != json.loads(json.dumps(wanted)):
+        raise RunUnreadable(f"{place} holds the run of another trial")
+    return entry, info
+
+
 class Engine(Protocol):
-    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, ended, lost."""
+    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, quiet, ended, lost."""
 
     def run(
         self, folder: Path, trials: Sequence[Trial], notify: Callable[[str, Trial, dict[str, Any]], None]
@@ -317,15 +342,22 @@ def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]
         # Between planning and here another sweep may have finished some of it.
         _, missing = finished(plan.folder, plan.missing)
         for trial in missing:
-            _put_aside_unreadable(plan.folder / TRIALS / trial.name / INFO)
+            _put_aside_unreadable(plan.folder / TRIALS / trial.name)
         if missing:
             engine.run(plan.folder, missing, notify)
 
 
-def _put_aside_unreadable(path: Path) -> None:
-    """A run.json that cannot be read would stop its trial from being run again; it is kept under another name."""
-    if path.exists():
+def _put_aside_unreadable(place: Path) -> None:
+    """What cannot be read would stop its trial from being run again; it is kept under another name."""
+    aside = []
+    if os.path.lexists(place) and not place.is_dir():
+        aside.append(place)
+    elif os.path.lexists(place / INFO):
         try:
-            Run(path.parent)
+            Experiment.of_run(Run(place))
         except RunUnreadable:
-            os.replace(path, path.with_name(path.name + ".unreadable"))
+            aside.append(place / INFO)
+    if os.path.lexists(place / READINGS) and not (place / READINGS).is_file():
+        aside.append(place / READINGS)
+    for path in aside:
+        os.replace(path, path.with_name(path.name + ".unreadable"))

@@ -37,7 +37,7 @@ from ..errors import unknown
 from . import texts
 
 UNASKED = -100  # torch's own choice for cross entropy
-SIZES = {"dim": 64, "num_layers": 4, "num_heads": 4, "ffn_dim": 256}  # proposals; an experiment may say otherwise
+SIZES = {"dim": 64, "num_layers": 4, "num_heads": 4}  # proposals; an experiment may say otherwise
 
 
 class Batch(NamedTuple):

@@ -25,6 +25,8 @@ def read(path: Path) -> tuple[bytes, str]:
             f"{path}: text is read from .txt, .md, .jsonl and .parquet files and from folders saved by Hugging Face "
             f"datasets, not from {kind or 'files without a suffix'}"
         )
+    if kind != "folder" and not path.is_file():
+        raise ValueError(f"{path} is not a regular file")  # a pipe would be waited for, a device has no end
     text = _joined(ROWS[kind](path)) if kind in ROWS else path.read_bytes()
     return text, sha256(text if kind == "folder" else path.read_bytes())
 
@@ -45,7 +47,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict) or "text" not in row:
             found = f"the fields {', '.join(row)}" if isinstance(row, dict) else type(row).__name__

@@ -212,17 +212,14 @@ def train(
     wait for another process that still writes to the folder. Under torchrun every process calls this alike.
     """
     require("training", "lab", *checkpoint.NEEDS)
-    folder = Path(folder)
+    folder = Path(folder).absolute()  # a factory that changes the working folder does not move the run
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     with contextlib.ExitStack() as held:
         if rank == 0:
             held.enter_context(sole_writer(folder, wait=wait))
         if (folder / INFO).exists():
             run = Run(folder)
-            before = Experiment.from_dict(run.info["experiment"]) if "experiment" in run.info else None
-            if before is None:
-                raise ValueError(f"{folder} holds a run that no experiment made; choose another folder")
-            if changed := before.differences(experiment):
+            if changed := Experiment.of_run(run).differences(experiment):
                 raise ValueError(
                     f"{folder} holds another experiment: {', '.join(changed)} differ; choose another folder"
                 )
@@ -289,7 +286,9 @@ class _Training:
             optimizer = make_optimizer(self.experiment, model)
             note = self._restore(model, optimizer)
             if self.rank == 0:
+                built = self.experiment.make_model is None
                 facts = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
+                         "model": model.config.resolved() if built else None,  # type: ignore[union-attr, operator]
                          "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
                 writer = Writer(self.folder, {**info, **facts}, again=True, after=self.step)
                 if note:
@@ -335,6 +334,8 @@ class _Training:
             held = self._bytes_of_readings()
 
             def refusal(facts: dict[str, Any]) -> str | None:
+                if fault := _misshapen(facts, self.experiment.steps):
+                    return fault
                 if facts["experiment"] != self.experiment.to_dict():
                     return "it belongs to another experiment"
                 return f"{READINGS} has lost what was before it" if facts["readings"] > held else None
@@ -342,17 +343,7 @@ class _Training:
             facts, self.probes = checkpoint.load(self.folder, model, optimizer, refusal)
         except (checkpoint.CheckpointUnreadable, RunUnreadable) as error:
             return f"from the start: {error}"
-        for name in (
-            "step",
-            "first_loss",
-            "recent",
-            "tokens",
-            "gradient_norm",
-            "stepping",
-            "evaluating",
-            "earlier",
-            "last_evaluation",
-        ):
+        for name in FACTS:
             setattr(self, name, facts[name])
         self.curve = [tuple(point) for point in facts["curve"]]
         return f"from step {self.step}"
@@ -517,6 +508,32 @@ class _Training:
                     + (f", but still falling ({middle:.4g} half-way): more steps or a higher rate" if falling else "")
                 )
         return result
+
+
+FACTS = {"step": int, "first_loss": float, "recent": list, "tokens": int, "gradient_norm": float, "stepping": float,
+         "evaluating": float, "earlier": float, "last_evaluation": dict}  # fmt: skip
+
+
+def _misshapen(facts: Any, steps: int) -> str | None:
+    """Why these are not the facts of a checkpoint: its sum tells damage, not what somebody wrote."""
+
+    def number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    if not isinstance(facts, dict):
+        return "its facts are no object"
+    for name, kind in {**FACTS, "experiment": dict, "readings": int, "curve": list}.items():
+        value = facts.get(name)
+        if not (number(value) if kind is float else isinstance(value, kind)):
+            return f"its {name} is {type(value).__name__}, not {kind.__name__}"
+    if not 0 <= facts["step"] < steps or facts["readings"] < 0:
+        return f"its step is {facts['step']}, of {steps}"
+    points = [p for p in facts["curve"] if isinstance(p, list) and len(p) == 2 and all(map(number, p))]
+    if len(points) != len(facts["curve"]) or not all(map(number, facts["recent"])):
+        return "its curve or its recent losses are not numbers"
+    if not all(v is None or number(v) for v in facts["last_evaluation"].values()):
+        return "its last evaluation is not of numbers"
+    return None
 
 
 def under_torchrun() -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import os
 from importlib import resources
 from pathlib import Path
 
 from ..diagnosis import FEW
 from ..errors import require
 from ..intervals import MOST_SEEDS
+from ..runs import replace_file
 from . import views
 from .figures import Data, figures, styles, unit
 from .words import both, known
@@ -30,9 +30,7 @@ def write(folder: str | Path, out: str | Path | None = None) -> Path:
     path = Path(out) if out is not None else Path(folder) / "report.html"
     text = render(views.view(folder))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    replace_file(path, text)
     return path
 
 

@@ -17,11 +17,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from .. import runs
 from ..diagnosis import FEW, diagnose
 from ..errors import RunUnreadable
-from ..runs import INFO, Run, Series, read_described
+from ..runs import INFO, Run, Series
 
-SUMMARY, SWEEP = "summary.json", "sweep.json"
+SUMMARY, SWEEP = runs.SUMMARY.file, runs.SWEEP.file
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page
 BYTES = 200_000_000  # of readings; about two seconds to parse
@@ -49,8 +50,8 @@ def view(folder: str | Path) -> Data:
 
 
 def _of_sweep(folder: Path) -> Data:
-    summary = read_described(folder / SUMMARY, "normlab.summary/1", "summary")
-    sweep = read_described(folder / SWEEP, "normlab.sweep/1", "sweep") if (folder / SWEEP).exists() else {}
+    summary = runs.read(folder, runs.SUMMARY)
+    sweep = runs.read(folder, runs.SWEEP) if (folder / SWEEP).exists() else {}
     trials: list[Data] = summary.get("trials") or []
     cells: list[Data] = sorted(summary.get("cells") or [], key=lambda c: c.get("rank") or math.inf)
     refused: list[Data] = summary.get("refused") or []

@@ -1,31 +1,24 @@
-"""A run on disk: one folder, two files, text only. Training writes it, everything that displays or judges reads it.
-
-    run.json         what ran: schema, status, configuration, seed, versions, machine, sites, coverage. Replaced as a whole.
-    readings.jsonl   what was measured: one line per loss and per recorded step, appended. A torn last line is legal and ignored.
-
-A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
-"event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf". No torch here.
-"""
+"""One run on disk: written line by line, read as a stream; see the package for the format."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from .errors import RunUnreadable
+from ..errors import RunUnreadable
+from .files import lines, opened, replace_file, replacing
+from .shapes import RUN_FILE, read, reading
 
-SCHEMA = "normlab.run/1"
-INFO, READINGS = "run.json", "readings.jsonl"
-STATUSES = ("running", "finished", "failed", "interrupted")
+SCHEMA, INFO, READINGS = RUN_FILE.schema, RUN_FILE.file, "readings.jsonl"
 
 
 def encode(value: float) -> float | str:
@@ -34,27 +27,6 @@ def encode(value: float) -> float | str:
 
 def decode(value: float | str) -> float:
     return float(value)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which then takes the place of ``path``: the whole new one or the old one, never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()  # half a file would only fill a disk that is full
-        raise
-
-
-def replace_file(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
 
 
 class Writer:
@@ -72,7 +44,7 @@ class Writer:
         again: bool = False,
         after: int | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # whoever changes the working folder later does not move the run
         if (self.folder / INFO).exists() and not again:
             raise FileExistsError(f"{self.folder} already holds a run; choose another folder or remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +54,7 @@ class Writer:
         if again and (self.folder / INFO).exists():
             before = _read_info(self.folder)
             self.info = {**before, **(info or {}), "status": "running"}
-            self._started -= before.get("seconds", 0.0)
+            self._started -= before.get("seconds") or 0.0
         self._save()
         path = self.folder / READINGS
         _cut_torn_line(path)
@@ -141,52 +113,43 @@ def _now() -> str:
 
 def _cut_torn_line(path: Path) -> None:
     """Before appending to a file whose last line is torn: the next line must not continue it."""
-    if not path.exists() or path.stat().st_size == 0:
+    try:
+        with opened(path) as (file, end):
+            at, keep = end, 0
+            while at > 0:
+                start = max(0, at - 65536)
+                file.seek(start)
+                if (found := file.read(at - start).rfind(b"\n")) >= 0:
+                    keep = start + found + 1
+                    break
+                at = start
+    except FileNotFoundError:
         return
-    with open(path, "rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        at, tail = end, b""
-        while at > 0 and b"\n" not in tail:
-            at = max(0, at - 65536)
-            file.seek(at)
-            tail = file.read(min(65536, end - at)) + tail
-        if not tail.endswith(b"\n"):
-            file.truncate(at + tail.rfind(b"\n") + 1)
+    if keep < end:
+        os.truncate(path, keep)
 
 
 def _cut_after(path: Path, step: int) -> None:
     """Keep the lines up to this step: a run that goes on from a checkpoint writes the later ones again."""
     if not path.exists():
         return
-    with open(path, "rb") as old, replacing(path) as new:
-        for number, line in enumerate(old if step > 0 else (), start=1):
+    with replacing(path) as new:
+        for number, line in lines(path) if step > 0 else ():
             try:
-                keep = json.loads(line)["step"] <= step
-            except (ValueError, TypeError, KeyError) as error:
-                raise RunUnreadable(f"{path}, line {number} is not a reading: {error}") from error
+                keep = reading(line)["step"] <= step
+            except ValueError as error:
+                raise _not_a_reading(path, number, error) from error
             if keep:
                 new.write(line)
 
 
-def read_described(path: Path, schema: str, what: str) -> dict[str, Any]:
-    """A JSON object that names its schema; one that is missing, broken or of another schema is refused in words."""
-    try:
-        # NaN and Infinity are not JSON, yet Python would read them.
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: None)
-    except FileNotFoundError:
-        raise RunUnreadable(f"{path.parent} holds no {what}: there is no {path.name} in it") from None
-    except ValueError as error:
-        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
-    came = found.get("schema") if isinstance(found, dict) else None
-    if came != schema:
-        raise RunUnreadable(
-            f"{path} has schema {came!r}, this version reads {schema!r}; a newer normlab may have written it"
-        )
-    return found
+def _not_a_reading(path: Path, number: int, error: ValueError) -> RunUnreadable:
+    what = "is not valid JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else "is not a reading"
+    return RunUnreadable(f"{path}, line {number} {what}: {error}")
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
-    return read_described(folder / INFO, SCHEMA, "run")
+    return read(folder, RUN_FILE)
 
 
 @dataclass(frozen=True)
@@ -220,18 +183,18 @@ class Run:
         self.info = _read_info(self.folder)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Every whole line, as written. A torn last line is skipped; a broken one in the middle is an error."""
+        """Every whole line, as written and checked. A torn last line is skipped; a wrong one elsewhere is an error with its number."""
         path = self.folder / READINGS
-        if not path.exists():
+        if not os.path.exists(path):
             return
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    if not line.endswith("\n"):
-                        return
-                    raise RunUnreadable(f"{path}, line {number} is not valid JSON: {error}") from error
+        for number, line in lines(path):
+            try:
+                found = reading(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise _not_a_reading(path, number, error) from error
+            yield found
 
     def readings(self) -> Iterator[tuple[int, str, str, float]]:
         """(step, probe, site, value), in the order they were recorded."""
@@ -239,7 +202,7 @@ class Run:
             step = line["step"]
             for probe, sites in line.get("values", {}).items():
                 for site, value in sites.items():
-                    yield step, probe, site, value if type(value) is not str else decode(value)
+                    yield step, probe, site, value if type(value) is float else decode(value)
 
     def events(self) -> list[dict[str, Any]]:
         return [line for line in self.lines() if "event" in line]
@@ -258,7 +221,7 @@ class Run:
                     if series is None:
                         series = kept[site] = Series([], [])
                     series.steps.append(step)
-                    series.values.append(value if type(value) is not str else decode(value))
+                    series.values.append(value if type(value) is float else decode(value))
         return found
 
     def series(self, probe: str) -> dict[str, Series]:
@@ -280,7 +243,7 @@ class Run:
                 if probe != "loss":  # that one is written for every step
                     recorded.add(line["step"])
                 probes.setdefault(probe, set()).update(sites)
-                if probe in ("loss", "lr"):
+                if probe in ("loss", "lr") and sites:
                     last[probe] = decode(next(iter(sites.values())))
         return {"folder": str(self.folder), "status": self.info["status"], "created": self.info.get("created"),
                 "last_step": steps, "recorded_steps": len(recorded), "readings": count, "last": {k: encode(v) for k, v in last.items()},
@@ -299,12 +262,14 @@ def find(folder: str | Path) -> list[Path]:
 def export_csv(run: Run, path: str | Path) -> int:
     """All readings as step, probe, site, value; returns how many."""
     count = 0
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacing(Path(path)) as out:
+        file = io.TextIOWrapper(out, encoding="utf-8", newline="")
         writer = csv.writer(file)
         writer.writerow(("step", "probe", "site", "value"))
         for reading in run.readings():
             writer.writerow(reading)
             count += 1
+        file.detach()  # with what it still held; the file is closed by its own
     return count
 
 
@@ -318,7 +283,7 @@ def export_parquet(run: Run, path: str | Path, batch: int = 100_000) -> int:
     names = ("step", "probe", "site", "value")
     schema = pa.schema(list(zip(names, (pa.int64(), pa.string(), pa.string(), pa.float64()), strict=True)))
     count, rows = 0, []
-    with pq.ParquetWriter(path, schema) as writer:
+    with replacing(Path(path)) as out, pq.ParquetWriter(out, schema) as writer:
         for reading in run.readings():
             rows.append(reading)
             if len(rows) == batch:

@@ -1,0 +1,132 @@
+"""Reading files that may be anything, and replacing files as a whole.
+
+A name in a folder may stand for a pipe that nobody writes to, a device without an end, or a terabyte; opening or reading it in
+the ordinary way would never return. Here only regular files are read, up to a limit and to the length they had when opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import RunUnreadable
+
+LINE = 16 * 2**20  # bytes of a line; a recorded step of a thousand norms has less than one million
+DEPTH = 64  # levels of nesting: what walks over data must not run out of stack
+LARGEST = 1e150  # of a number: its square is finite, so no mean or spread overflows
+_OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """(a regular file to read, its length now). FileNotFoundError if there is nothing of that name."""
+    try:
+        handle = os.open(path, _OPEN)  # without waiting: a pipe would keep us until somebody writes
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
+        raise RunUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise RunUnreadable(f"{path} is not a regular file but {_kind(status.st_mode)}")
+    with open(handle, "rb") as file:
+        try:
+            yield file, status.st_size
+        except OSError as error:
+            raise RunUnreadable(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _kind(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((word for is_kind, word in kinds if is_kind(mode)), "a device")
+
+
+def read_text(path: Path, limit: int) -> str:
+    with opened(path) as (file, size):
+        data = file.read(min(size, limit) + 1)
+    if len(data) > limit:
+        raise RunUnreadable(f"{path} has {size} bytes, more than the {limit} such a file may have")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RunUnreadable(f"{path} is not UTF-8 text: {error}") from error
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line with its end). What is appended meanwhile is left for the next time."""
+    with opened(path) as (file, left):
+        number = 0
+        while left > 0 and (line := file.readline(min(left, LINE + 1))):
+            number += 1
+            if len(line) > LINE:
+                raise RunUnreadable(f"{path}, line {number} is longer than {LINE} bytes")
+            left -= len(line)
+            yield number, line
+
+
+def parsed(text: str) -> Any:
+    """JSON, cleaned: see :func:`clean`. ValueError if it is none or nested too deeply."""
+    try:
+        return clean(json.loads(text))
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEPTH} levels") from None
+
+
+def clean(value: Any, depth: int = DEPTH) -> Any:
+    """None for numbers that JSON lacks, though Python would read them, or that are beyond LARGEST; no halves of a surrogate pair,
+    which cannot be written again.
+    """
+    kind = type(value)
+    if kind is str:
+        return _SURROGATE.sub("\ufffd", value) if _SURROGATE.search(value) else value
+    if kind is float:
+        return value if -LARGEST <= value <= LARGEST else None
+    if kind is int:
+        return value if -(2**64) < value < 2**64 else None
+    if kind in (dict, list) and depth == 0:
+        raise ValueError(f"nested deeper than {DEPTH} levels")
+    if kind is dict:
+        return {clean(k): clean(v, depth - 1) for k, v in value.items()}
+    if kind is list:
+        return [clean(v, depth - 1) for v in value]
+    return value
+
+
+def bounded(value: float) -> float:
+    """The number, or the infinity that stands for what lies beyond LARGEST."""
+    return value if -LARGEST <= value <= LARGEST or value != value else math.inf if value > 0 else -math.inf
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which then takes the place of ``path``: the whole new one or the old one, never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    with suppress(FileNotFoundError):
+        partial.unlink()  # left by a kill; or a pipe, or a link to elsewhere, which must not be written through
+    try:
+        with open(partial, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()  # half a file would only fill a disk that is full
+        raise
+
+
+def replace_file(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,324 @@
+"""Real run folders, damaged at random, and every verb that reads them. What must never happen is a finding.
+
+    python tests/damage.py --calls 5000 --seed 1        prints calls, seconds and findings
+
+A finding is a traceback, a call that does not return in time, an exit without a word, invalid JSON on standard output, or a character
+that a terminal obeys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from normlab import cli
+from normlab.lab import Experiment, Stopped, Sweep, plan, sweep, train
+from normlab.lab.pool import Pool
+from normlab.lab.sweep import TRIALS
+from normlab.lab.train import attempt
+from normlab.runs import Writer
+
+SECONDS = 20.0  # a call that takes longer hangs: the slowest takes about one
+TINY = Experiment(steps=60, batch_size=8, held_out=9, evaluations=3, watch="lite", options={"length": 17},
+                  model={"dim": 16, "num_layers": 2, "num_heads": 2, "ffn_dim": 32})  # fmt: skip
+DEEP = "[" * 100_000 + "]" * 100_000
+# As they stand in the file: some are no JSON, some JSON that Python cannot hold.
+RAW = ("NaN", "-Infinity", "1e999", "9" * 5000, "1" + "0" * 400, DEEP, '{"a":' * 990 + "1" + "}" * 990, "[" * 80 + "]" * 80, "tru",
+       '"' + "x" * 100_000 + '"')  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**70, -(2**63), 0.0, -0.5, 1e-320, 1e308, -1e308, 1e150, 12345678901234567890, "", "x", "nan", "inf",
+    "[/x]", "[v2]", "\x1b[31m\x1b]0;title\x07", "\ud800", "\u202e\x9b2J", "a\nb", "../../x", "/etc/passwd", "\x00", "<script>alert(1)</script>",
+    "trained", "layer/pre", [], {}, [[]], [None], [1, "a"], {"a": {"b": []}}, {"": None}, ["nan", 1e308], [[1, 2], [3]], [[1, None]], "os:system",
+    "text", "own",
+)  # fmt: skip
+
+
+def make_folder(root: Path) -> Path:
+    """A sweep with finished, broken, failed and interrupted trials, its answer and its page; and single runs beside it."""
+    folder = root / "sweep"
+    axes = {"norm": ["layer", "rms"], "placement": ["pre"], "lr": [3e-2, 1e30], "seed": [0, 1, 2]}
+    planned = plan(Sweep(base=TINY, axes=axes), folder, 1, estimate=False)
+    for trial in planned.missing:
+        attempt(trial.experiment, folder / TRIALS / trial.name)
+    cli.main(["compare", "--resume", str(folder)])
+    failed = Writer(
+        root / "failed", {"experiment": TINY.to_dict(), "leaks": [{"moved": [1, 2], "change": 0.5, "cut": 3}]}
+    )
+    failed.event(3, "leak", site="a", moved=4, change="nan")
+    failed.event(4, "probe failed", probe="p", site="b", error="no")
+    failed.close("failed", result={"outcome": "failed", "error": "no"})
+    with contextlib.suppress(Stopped):
+        train(TINY.changed(seed=7, steps=20), root / "cut", on_step=_stop_at_9)
+    (root / "experiment.toml").write_text(TINY.changed(seed=7, steps=20).to_toml())
+    return root
+
+
+def _stop_at_9(step: int, loss: float) -> None:
+    if step == 9:
+        raise Stopped
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything inside."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield from places(part, (*path, key))
+
+
+def _changed_json(text: str, draw: random.Random) -> str:
+    data = json.loads(text)
+    # The first levels more often: there are thousands of numbers in a curve, and they are all alike.
+    found = [p for p in places(data) if p]
+    if not found:
+        return draw.choice(RAW)
+    short = [p for p in found if len(p) <= 2]
+    path = draw.choice(short if draw.random() < 0.4 else found)
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    way = draw.random()
+    if way < 0.12:
+        del at[path[-1]]
+    elif way < 0.2 and isinstance(at, dict):
+        at[draw.choice(("../../x", "\x1b[2J", "make_model", "lr", "[/x]", "\ud800"))] = at.pop(path[-1])
+    elif way < 0.28 and isinstance(at, list):
+        at *= draw.choice((2, 3000))
+    elif way < 0.4:
+        at[path[-1]] = "here it goes"
+        return json.dumps(data).replace('"here it goes"', draw.choice(RAW))
+    else:
+        at[path[-1]] = draw.choice(VALUES)
+    return json.dumps(data)
+
+
+def change_json(path: Path, draw: random.Random) -> None:
+    try:
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            lines = text.splitlines()
+            number = draw.randrange(len(lines))
+            lines[number] = _changed_json(lines[number], draw)
+            text = "\n".join(lines) + "\n"
+        else:
+            text = _changed_json(text, draw)
+    except (ValueError, RecursionError):  # damaged already
+        text = draw.choice(RAW)
+    path.write_text(text)
+
+
+def change_bytes(path: Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    at, upto = sorted(draw.randrange(len(data) + 1) for _ in range(2))
+    how = draw.randrange(7)
+    if how == 0:
+        del data[at:]
+    elif how == 1:
+        del data[at:upto]
+    elif how == 2:
+        data[at:at] = draw.randbytes(draw.choice((1, 5, 3000)))
+    elif how == 3 and data:
+        data[min(at, len(data) - 1)] ^= 1 << draw.randrange(8)
+    elif how == 4:
+        data[at:at] = data[at:upto]
+    elif how == 5:
+        data[at:at] = draw.choice(RAW).encode()
+    else:
+        data = bytearray(draw.choice((b"", b"\0" * 4096, b"\xff\xfe", b"{}", b"[]", b"null\n", b'"x"\n' * 9)))
+    path.write_bytes(data)
+
+
+def change_kind(path: Path, draw: random.Random) -> None:
+    """Another kind of file under its name."""
+    path.unlink()
+    how = draw.randrange(8)
+    if how == 0:
+        os.mkfifo(path)
+    elif how == 1:
+        path.mkdir()
+    elif how in (2, 3, 4, 5):
+        path.symlink_to(("/dev/zero", "/dev/null", path.name, "nowhere")[how - 2])
+    elif how == 6:
+        with open(path, "wb") as file:
+            file.truncate(draw.choice((2**31, 2**40)))  # takes no room
+    # else: it is gone
+
+
+def damage(root: Path, draw: random.Random) -> list[str]:
+    """One to three damages; which."""
+    found = []
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        files = sorted(p for p in root.rglob("*") if p.is_file() and p.name not in ("report.html", "lock") and p.stat().st_size < 10**8
+                       and not p.is_symlink())  # fmt: skip
+        # A sweep has many trials and one sweep.json: half of the damage is for the single files.
+        few = [p for p in files if TRIALS not in p.parts]
+        path = draw.choice(few if draw.random() < 0.5 else files)
+        ways: list[Callable[[Path, random.Random], None]] = [change_bytes, change_kind]
+        if path.suffix in (".json", ".jsonl"):
+            ways += [change_json] * 6
+        way = draw.choice(ways)
+        way(path, draw)
+        found.append(f"{way.__name__} of {path.relative_to(root)}")
+    return found
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def verbs(root: Path, draw: random.Random) -> list[list[str]]:
+    """Of every verb that reads, one call on each folder it may be given."""
+    cell = draw.choice(
+        sorted(p.name for p in (root / "sweep" / TRIALS).iterdir()) if (root / "sweep" / TRIALS).is_dir() else ["none"]
+    )
+    found = [["runs", "list", str(root), *draw.choice(([], ["--json"]))], ["compare", "--resume", str(root / "sweep"), "--dry-run"],
+             ["compare", "--resume", str(root / "sweep"), *draw.choice(([], ["--json"], ["--no-report"]))],
+             ["train", str(root / "experiment.toml"), "--out", str(root / "cut")], ["report", str(root / "sweep"), *draw.choice(([], ["--json"]))]]  # fmt: skip
+    for folder in (root / "sweep" / TRIALS / cell, root / draw.choice(("failed", "cut"))):
+        json_or_not: list[str] = draw.choice(([], ["--json"]))
+        file = root / draw.choice(("out.csv", "out.parquet"))
+        found += [["runs", "show", str(folder), *json_or_not], ["diagnose", str(folder), *json_or_not],
+                  ["report", str(folder), *json_or_not], ["runs", "export", str(folder), str(file)]]  # fmt: skip
+    return found
+
+
+class Hangs(BaseException):
+    pass
+
+
+def _hangs(*_: object) -> None:
+    raise Hangs
+
+
+def in_process(words: list[str]) -> tuple[int | str | None, str, str]:
+    """(exit code, or the traceback, or "hangs"; standard output; standard error)."""
+    out, err = io.StringIO(), io.StringIO()
+    signal.signal(signal.SIGALRM, _hangs)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    code: int | str | None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(words)
+    except SystemExit as exit:
+        code = exit.code
+    except Hangs:
+        code = "hangs"
+    except BaseException:
+        code = traceback.format_exc()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def in_child(words: list[str]) -> tuple[int | str | None, str, str]:
+    try:
+        done = subprocess.run([sys.executable, "-m", "normlab", *words], capture_output=True, timeout=6 * SECONDS)
+    except subprocess.TimeoutExpired:
+        return "hangs", "", ""
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def fault(words: list[str], code: int | str | None, out: str, err: str) -> str | None:
+    """What must never happen, if it did."""
+    if code not in (0, 1, 2):
+        return str(code)
+    if "Traceback" in err:
+        return err
+    if code != 0 and not err.strip():
+        return f"exit code {code} without a word"
+    if wrong := [c for c in out + err if not c.isprintable() and c not in "\n\t"]:
+        return f"a terminal would obey {wrong[0]!r}"
+    if "--json" in words and code == 0:
+        try:
+            json.loads(out, parse_constant=_no_constant)
+        except ValueError as error:
+            return f"invalid JSON: {error}"
+    return None
+
+
+class Inline(Pool):
+    """Trains in this process: a worker would take seconds to start."""
+
+    def run(self, folder: Path, trials: Any, notify: Any) -> None:
+        for trial in trials:
+            notify(
+                "ended",
+                trial,
+                {"result": attempt(trial.experiment.changed(steps=2), folder.parent / "elsewhere" / trial.name)},
+            )
+
+
+@contextlib.contextmanager
+def quick() -> Iterator[None]:
+    """Without workers and measurements, which no file leads to."""
+    import normlab.lab.pool as pool
+
+    before = pool.Pool, sweep.measure
+    pool.Pool, sweep.measure = (
+        Inline,
+        lambda trials, seconds=0: {t.cell: {"seconds": 1.0, "evaluation_seconds": 1.0} for t in trials},
+    )  # type: ignore
+    try:
+        yield
+    finally:
+        pool.Pool, sweep.measure = before  # type: ignore[misc]
+
+
+def hunt(original: Path, scratch: Path, seed: int, calls: int, children: int = 0) -> tuple[int, list[str]]:
+    """(calls made, findings); the last ``children`` calls in processes of their own."""
+    draw, made, findings = random.Random(seed), 0, []
+    while made < calls + children:
+        root = scratch / f"{seed}-{made}"
+        shutil.copytree(original, root)
+        what = damage(root, draw)
+        todo = verbs(root, draw)
+        draw.shuffle(todo)
+        for words in todo[: calls + children - made]:
+            with quick():
+                found = (in_process if made < calls else in_child)(words)
+            made += 1
+            if (wrong := fault(words, *found)) is not None:
+                shown = " ".join(words).replace(str(root), "ROOT")
+                findings.append(f"{what}: normlab {shown}\n{wrong}\nstderr: {found[2][-300:]}")
+        shutil.rmtree(root)
+    return made, findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=5000)
+    parser.add_argument("--children", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        original = make_folder(Path(place) / "original")
+        began = time.perf_counter()
+        made, findings = hunt(original, Path(place), args.seed, args.calls, args.children)
+        print(f"{made} calls in {time.perf_counter() - began:.0f} s, {len(findings)} findings (seed {args.seed})")
+    for finding in findings:
+        print("-" * 40 + "\n" + finding[-1500:])
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

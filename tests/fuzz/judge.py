@@ -1,0 +1,673 @@
+"""One case, run three ways: as drawn on the kernels, on dense copies on the kernels, and in float64 by the reference.
+
+As drawn and dense: the same bits, where the table says so. Against float64: a result may be off by its own rounding and by what
+the reference itself moves when every input moves by a few steps of the precision that computes. That bound follows the
+conditioning of each case, whatever the norm; tests/contract.py holds the sharper bounds for ordinary inputs.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from contract import SMALLEST, STEP
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import normlab
+from normlab.kernels import cpu
+
+from . import memory
+from .cases import (
+    ANY,
+    CLOSE,
+    EITHER,
+    ERRORS,
+    GRAD,
+    MASK,
+    NOT_FLOATS,
+    PARAMETER,
+    REFUSED,
+    RUNNING,
+    SAME,
+    Plan,
+    draw,
+    expected,
+)
+
+LAYOUTS = ("rows apart", "gaps", "permuted", "expanded", "overlapping")
+COUNTER = "num_batches_tracked"
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def values(plan: Plan) -> dict[str, Any]:
+    """What each tensor says, as ordinary dense tensors."""
+    g = torch.Generator().manual_seed(plan.seed & 0x7FFFFFFF)
+    found: dict[str, Any] = {}
+    for role, (kind, shape) in plan.roles.items():
+        if kind == MASK:
+            t = torch.rand(shape, generator=g) < 0.7
+        else:
+            t = torch.randn(shape, generator=g, dtype=torch.float64)
+            if role == "x":
+                t = t * plan.scale[0] + plan.scale[1]
+            elif kind == PARAMETER:
+                t = t + 0.25
+            elif role in ("running_var", "running_psi2"):
+                t = t.abs() + 0.5
+            t = t.to(plan.dtypes.get(role, plan.dtype))
+        for name, owner in plan.twists:
+            if owner == role and name in ("expanded", "overlapping"):  # cells that share memory share a value
+                index = memory.cells(shape, _strides(plan, role, name)).flatten()
+                shared = torch.zeros(int(index.max()) + 1, dtype=t.dtype)
+                shared[index] = t.flatten()
+                t = shared[index].view(shape)
+            if owner == role and name == "tensor of no memory, all zero":
+                t = torch.zeros_like(t)
+            if owner == role and name == "no floating dtype":
+                dtype = plan.random.choice(NOT_FLOATS)
+                t = t.round().to(dtype)
+        found[role] = t
+    if plan.lengths:
+        # of sequences from the start; a mask says the same
+        found["lengths"] = found["mask"].sum(-1)
+        found["mask"] = torch.arange(plan.roles["mask"][1][1]) < found["lengths"][:, None]
+    if "mask" in found and plan.padding != "values":
+        hole = float("nan") if plan.padding == "NaN" else float("inf")
+        cell = ~found["mask"].unsqueeze(plan.channel) if plan.axes == 1 else ~found["mask"][..., None, None]
+        for role, (kind, _) in plan.roles.items():
+            if (kind == GRAD or role in ("x", "branch")) and not any(o == role for _, o in plan.twists):
+                found[role] = torch.where(cell, torch.tensor(hole, dtype=found[role].dtype), found[role])
+    if any(kind == RUNNING for kind, _ in plan.roles.values()):
+        found[COUNTER] = torch.tensor(plan.random.choice((0, 5)))
+    return found
+
+
+def _strides(plan: Plan, role: str, name: str) -> list[int]:
+    return memory.draw_strides(name, plan.roles[role][1], plan.random)
+
+
+# ---- as drawn --------------------------------------------------------------------------------------------------------
+
+
+def dress(plan: Plan, truth: dict[str, Any]) -> tuple[dict[str, Any], dict[str, memory.Placed]]:
+    """The tensors as the case wants them, and the memory to look after."""
+    made, kept = {}, {}
+    for role, t in truth.items():
+        if role in plan.roles and not (role == "mask" and plan.lengths):
+            made[role] = _dressed(plan, role, t, [n for n, owner in plan.twists if owner == role], kept)
+        elif role != "mask":
+            made[role] = t.clone()
+    if plan.lengths and "wrong size" in [n for n, owner in plan.twists if owner == "mask"]:
+        made["lengths"] = made["lengths"] + plan.roles["mask"][1][1] + 1
+    return made, kept
+
+
+def _dressed(plan: Plan, role: str, t: Tensor, twists: list[str], kept: dict[str, memory.Placed]) -> Any:
+    r = plan.random
+    place = plan.places[role]
+    if "no tensor" in twists:
+        return r.choice((None, 3.0, [1.0])) if role != "mask" else r.choice((3.0, [True]))
+    if "wrong dtype" in twists:
+        return t.to(torch.int64 if role == "x" else torch.float32 if t.dtype != torch.float32 else torch.float64)
+    if "wrong size" in twists:
+        t = _other_size(t, r)
+    if "storage resized to nothing" in twists or "upstream gradient without storage" in twists:
+        return memory.without_storage(t)
+    if "on the meta device" in twists:
+        return t.to("meta")
+    if "tensor of no memory, all zero" in twists:
+        return torch._efficientzerotensor(t.shape, dtype=t.dtype)
+    if "sparse" in twists:
+        return t.to_sparse()
+    layout = next((n for n in twists if n in LAYOUTS), "dense")
+    shape = tuple(t.shape)
+    strides = memory.draw_strides(layout, shape, plan.random)
+    if "imaginary part of a conjugate" in twists:
+        kept[role] = memory.Placed(torch.complex(torch.randn_like(t), -t), strides, place)
+        made = kept[role].tensor.conj().imag
+    elif "negative bit" in twists:
+        kept[role] = memory.Placed(-t, strides, place)
+        made = torch._neg_view(kept[role].tensor)
+    elif "bytes other than 0 and 1" in twists:
+        byte = torch.tensor([2, 4, 128, 255], dtype=torch.uint8)[torch.arange(t.numel()) % 4].view(t.shape)
+        kept[role] = memory.Placed(torch.where(t, byte, 0).to(torch.uint8), strides, place)
+        made = kept[role].tensor.view(torch.bool)
+    else:
+        kept[role] = memory.Placed(t, strides, place)
+        made = kept[role].tensor
+    if "subclass" in twists:
+        made = made.as_subclass(memory.Named)
+    if "wrapper subclass" in twists or "upstream gradient a wrapper subclass" in twists:
+        made = memory.Wrapped(made)
+    if "made in inference mode" in twists:
+        with torch.inference_mode():
+            made = made.clone()
+    return made
+
+
+def _other_size(t: Tensor, r: Any) -> Tensor:
+    flat = t.flatten()
+    n = flat.numel()
+    sizes = [s for s in (0, 1, n - 1, n + 1, 2 * n, 3) if s != n and s >= 0]
+    size = r.choice(sizes)
+    return torch.cat([flat] * (size // max(n, 1) + 1))[:size] if n else torch.ones(3, dtype=t.dtype)
+
+
+def dense_copies(truth: dict[str, Any], double: bool = False, move: dict[str, float] | None = None) -> dict[str, Any]:
+    """``move``: by how much, relative to its size, each value of a role is moved up or down."""
+    found = {}
+    for role, t in truth.items():
+        t = t.clone()
+        if double and (t.is_floating_point() or t.is_complex()):
+            t = t.double() if not t.is_complex() else t.to(torch.complex128)
+        if move and move.get(role):
+            sign = torch.randint(0, 2, t.shape, generator=torch.Generator().manual_seed(7)) * 2.0 - 1
+            t = t * (1 + move[role] * sign)
+        found[role] = t
+    return found
+
+
+# ---- the call --------------------------------------------------------------------------------------------------------
+
+
+def prepare(plan: Plan, t: dict[str, Any], double: bool) -> Any:
+    """A function without arguments that runs the norm; parameters and inputs are made leaves here."""
+    for role in plan.needs:
+        leaf = t[role]
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            if plan.form == "layer" and plan.roles[role][0] == PARAMETER and type(leaf) is Tensor and plan.seed % 3:
+                t[role] = nn.Parameter(leaf)
+            else:
+                leaf.requires_grad_()
+    o = dict(plan.options)
+    if o.get("eps", 0) is None:
+        o["eps"] = torch.finfo(torch.float64 if plan.dtype == torch.float64 else torch.float32).eps
+    real = {"lengths": t["lengths"]} if plan.lengths else {"mask": t["mask"]} if "mask" in t else {}
+    if plan.lengths and isinstance(t["lengths"], Tensor) and plan.seed % 2:
+        real = {"lengths": t["lengths"].tolist()}
+    if plan.form == "function":
+        return _function(plan, t, o, real)
+    layer = _layer(plan, t, o)
+    inputs = [t["x"], t["branch"]] if plan.op == "residual" else [t["x"]]
+    return lambda: layer(*inputs, **real)
+
+
+def _layer(plan: Plan, t: dict[str, Any], o: dict[str, Any]) -> nn.Module:
+    op = plan.op
+    width = plan.shape[plan.channel] if plan.shape else 4
+    if plan.family == "column":
+        o["channel_dim"] = plan.channel
+    if op == "instance":
+        o["affine"] = True
+    gain = o.pop("gain", "direct")
+    if op == "residual":
+        layer: nn.Module = normlab.ResidualNorm(width, gain=gain, **o)
+    elif op == "group":
+        layer = normlab.GroupNorm(o.pop("num_groups"), width, gain=gain, **o)
+    elif op in ("layer", "rms"):
+        layer = normlab.NORMS[op].layer(plan.shape[-plan.axes :] or 4, gain=gain, **o)
+    else:
+        if op in ("batch", "instance"):
+            o["gain"] = gain
+        layer = normlab.NORMS[op].layer(width, **o)
+    for name in ("weight", "bias", "alpha", "shift"):
+        if name in layer._parameters:
+            layer._parameters[name] = t.get(name)
+    for name in layer._buffers:
+        layer._buffers[name] = t.get(name)
+    return layer.train(plan.training)
+
+
+def _function(plan: Plan, t: dict[str, Any], o: dict[str, Any], real: dict[str, Any]) -> Any:
+    op, x, weight, bias = plan.op, t["x"], t.get("weight"), t.get("bias")
+    shape = plan.shape[-plan.axes :]
+    if plan.family == "column":
+        o["channel_dim"] = plan.channel
+    if op == "layer":
+        return lambda: normlab.layer_norm(x, shape, weight, bias, **o, **real)
+    if op == "rms":
+        return lambda: normlab.rms_norm(x, shape, weight, bias=bias, **o, **real)
+    if op == "scale":
+        return lambda: normlab.scale_norm(x, weight, **o, **real)
+    if op == "residual":
+        return lambda: normlab.residual_norm(x, t["branch"], weight, bias, training=plan.training, **o, **real)
+    if op == "batch":
+        running = t.get("running_mean"), t.get("running_var")
+        return lambda: normlab.batch_norm(x, *running, weight, bias, plan.training, **o, **real)
+    if op == "instance":
+        return lambda: normlab.instance_norm(x, weight, bias, **o, **real)
+    if op == "group":
+        return lambda: normlab.group_norm(x, o.pop("num_groups"), weight, bias, **o, **real)
+    if op == "power":
+        state = t["running_psi2"], t["running_nu"], t[COUNTER]
+        return lambda: normlab.power_norm(x, *state, weight, bias, plan.training, **o, **real)
+    if op == "dyt":
+        return lambda: normlab.dyt(x, t["alpha"], weight, bias, **real)
+    return lambda: normlab.derf(x, t["alpha"], t["shift"], weight, bias, **real)
+
+
+class PassThrough(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+class NotPossible(Exception):
+    """torch itself refused to set the case up."""
+
+
+@dataclass
+class Outcome:
+    results: dict[str, Tensor]  # y, stream, d<role>, dd<role>, running statistics after the call
+    error: Exception | None = None
+    changed: str = ""  # state that moved in the stage that raised
+
+
+def perform(plan: Plan, t: dict[str, Any], kernel: str, twisted: bool = False, double: bool = False) -> Outcome:
+    results: dict[str, Tensor] = {}
+    before = _state(t)
+    try:
+        outputs = _forward(plan, t, kernel, twisted, double)
+        names = ["y", "stream"][: len(outputs)]
+        for name, y in zip(names, outputs, strict=True):
+            results[name] = memory.plain(y)
+        before = _state(t)
+        _backward(plan, t, kernel, twisted, dict(zip(names, outputs, strict=True)), results)
+    except NotPossible:
+        raise
+    except Exception as error:
+        now = _state(t)
+        moved = [name for name, old in before.items() if not _same_bits(now[name], old)]
+        return Outcome(results, error, ", ".join(moved))
+    results.update(_state(t))
+    return Outcome(results)
+
+
+def _state(t: dict[str, Any]) -> dict[str, Tensor]:
+    """Running statistics and the counter, where there is something to read."""
+    found = {}
+    for role in ("running_mean", "running_var", "running_psi2", "running_nu", COUNTER):
+        v = t.get(role)
+        if v is None or v.is_meta or _empty_storage(v):
+            continue
+        found[role] = memory.plain(v)
+    return found
+
+
+def _empty_storage(t: Tensor) -> bool:
+    """Values, but no memory for them."""
+    if t.layout != torch.strided or isinstance(t, memory.Wrapped) or t.numel() == 0:
+        return False
+    return t._is_zerotensor() or t.untyped_storage().nbytes() == 0
+
+
+def _forward(plan: Plan, t: dict[str, Any], kernel: str, twisted: bool, double: bool) -> tuple[Tensor, ...]:
+    try:
+        call = prepare(plan, t, double)
+    except RuntimeError as error:
+        raise NotPossible from error
+    hook = next((n for n, _ in plan.twists if n.startswith("saved: ")), None)
+    torch.default_generator.manual_seed(plan.seed & 0x7FFFFFFF)  # torch.manual_seed also asks for every other device
+    with ExitStack() as stack:
+        stack.enter_context(normlab.use_kernel(kernel))
+        # what decides whether there are gradients holds for every run; the rest for the case as drawn alone
+        if plan.has("without gradients") or (plan.has("inference mode") and not twisted):
+            stack.enter_context(torch.no_grad())
+        if twisted:
+            if plan.has("inference mode"):
+                stack.enter_context(torch.inference_mode())
+            if plan.has("default device meta"):
+                stack.enter_context(torch.device("meta"))
+            if plan.has("default dtype float64"):
+                torch.set_default_dtype(torch.float64)
+                stack.callback(torch.set_default_dtype, torch.float32)
+            if plan.has("under a dispatch mode"):
+                stack.enter_context(PassThrough())
+            if hook == "saved: save_on_cpu":
+                stack.enter_context(torch.autograd.graph.save_on_cpu())
+            elif hook:
+                stack.enter_context(_hooks(plan, hook))
+        outputs = call()
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _hooks(plan: Plan, hook: str) -> Any:
+    chosen, seen = plan.random.choice((0, 1, 2, None)), [0]
+
+    def pack(t: Tensor) -> tuple[int, Tensor]:
+        seen[0] += 1
+        return seen[0] - 1, t
+
+    def unpack(packed: tuple[int, Tensor]) -> Any:
+        number, t = packed
+        return t if chosen is not None and number != chosen else _handed_back(plan, hook, t)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _handed_back(plan: Plan, hook: str, saved: Tensor) -> Any:
+    t = saved.detach()
+    wall = "wall behind"
+    if hook == "saved: None":
+        return None
+    if hook == "saved: meta":
+        return t.to("meta")
+    if hook == "saved: sparse":
+        return t.to_sparse()
+    if _empty_storage(t):  # nothing to hand back; torch's own ops would read it all the same
+        return t
+    t = memory.plain(t)
+    if hook == "saved: storage resized to nothing":
+        return memory.without_storage(t) if t.numel() else t
+    if hook == "saved: one value less":
+        return memory.Placed(t.flatten()[:-1], place=wall).tensor
+    if hook == "saved: first value alone":
+        return memory.Placed(t.flatten()[:1], place=wall).tensor
+    if hook == "saved: twice as long":
+        return torch.cat([t.flatten(), t.flatten()])
+    if hook == "saved: other dtype":
+        if not t.is_floating_point():
+            return t.to(torch.float32)
+        narrow = torch.float32 if t.dtype == torch.float64 else torch.float64
+        return memory.Placed(t.to(plan.random.choice((narrow, torch.bfloat16, torch.float16))), place=wall).tensor
+    if hook == "saved: negative bit":
+        return torch._neg_view(-t) if t.is_floating_point() else t
+    if hook == "saved: wrapper subclass":
+        return memory.Wrapped(t)
+    layout = {"saved: gaps": "gaps", "saved: permuted": "permuted"}.get(hook, "dense")
+    return memory.Placed(t, memory.draw_strides(layout, tuple(t.shape), plan.random), wall).tensor
+
+
+def _backward(
+    plan: Plan, t: dict[str, Any], kernel: str, twisted: bool, outputs: dict[str, Tensor], results: dict[str, Tensor]
+) -> None:
+    given = {"y": t.get("grad"), "stream": t.get("grad_stream")}
+    pairs = [(y, given[name]) for name, y in outputs.items() if y.requires_grad and given[name] is not None]
+    leaves = [role for role in plan.needs if isinstance(t[role], Tensor) and t[role].requires_grad]
+    if not pairs or not leaves:
+        return
+    if twisted:
+        for name, role in plan.twists:
+            if name.startswith("later: "):
+                _meanwhile(plan, name, role, t)
+    inputs = [t[role] for role in leaves]
+    ys, grads = [y for y, _ in pairs], [g for _, g in pairs]
+    second = plan.has("second derivative")
+    with normlab.use_kernel(kernel):
+        twice = twisted and plan.has("backward twice")
+        first = torch.autograd.grad(
+            ys, inputs, grads, allow_unused=True, create_graph=second, retain_graph=twice or second
+        )
+        if twice and plan.op != "power":  # whose backward moves a running quantity
+            again = torch.autograd.grad(ys, inputs, grads, allow_unused=True)
+            for role, a, b in zip(leaves, first, again, strict=True):
+                if (a is None) != (b is None) or (a is not None and not _same_bits(memory.plain(a), memory.plain(b))):
+                    raise AssertionError(f"a second backward pass gave another gradient of {role}")
+        for role, g in zip(leaves, first, strict=True):
+            if g is not None:
+                results[f"d{role}"] = memory.plain(g)
+        if second:
+            g = torch.Generator().manual_seed(plan.seed & 0xFFFF)
+            used = []
+            for role, d in zip(leaves, first, strict=True):
+                if d is not None:
+                    along = torch.randn(d.shape, generator=g, dtype=torch.float64).to(plan.dtypes.get(role, plan.dtype))
+                    used += [(d, along.to(d.dtype))] if d.requires_grad else []
+            if used:
+                found = torch.autograd.grad([d for d, _ in used], inputs, [a for _, a in used], allow_unused=True)
+                for role, d in zip(leaves, found, strict=True):
+                    if d is not None:
+                        results[f"dd{role}"] = memory.plain(d)
+
+
+def _meanwhile(plan: Plan, name: str, role: str, t: dict[str, Any]) -> None:
+    """What happens between forward and backward."""
+    if name == "later: freed":
+        for other in [
+            x for x in t if x not in plan.needs and plan.roles.get(x, ("",))[0] in ("input", PARAMETER, MASK)
+        ]:
+            del t[other]
+        return
+    own = t[role]
+    try:
+        with torch.no_grad():
+            if name == "later: changed in place":
+                own.logical_not_() if role == "mask" else own.add_(1)
+            elif name == "later: storage resized to nothing":
+                own.untyped_storage().resize_(0)
+            else:
+                now = memory.plain(own)
+                if name == "later: data of another size":
+                    now = memory.Placed(_other_size(now, plan.random), place="wall behind").tensor
+                elif name == "later: data of another dtype":
+                    other = plan.random.choice([d for d in STEP if d != now.dtype])
+                    now = memory.Placed(now.to(other), place="wall behind").tensor
+                elif name == "later: data with gaps":
+                    now = memory.Placed(
+                        now, memory.draw_strides("gaps", tuple(now.shape), plan.random), "wall behind"
+                    ).tensor
+                else:
+                    now = torch.randn_like(now)
+                own.data = now
+    except RuntimeError as error:
+        raise NotPossible from error
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.is_floating_point():  # any NaN is as good as another
+        nan = a != a
+        if not torch.equal(nan, b != b):
+            return False
+        a, b = (torch.where(nan, torch.zeros((), dtype=t.dtype), t) for t in (a, b))
+    a, b = a.reshape(-1), b.reshape(-1)
+    return a.numel() == 0 or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _compute_step(plan: Plan) -> float:
+    if "group_scaling" in plan.options and plan.dtype != torch.float64:
+        return STEP[plan.dtype]  # two norms in a row, the first one's result and gradient rounded
+    return 32 * STEP[torch.float64] if plan.dtype == torch.float64 else STEP[torch.float32]
+
+
+def straight(plan: Plan, truth: dict[str, Tensor]) -> Tensor:
+    """The largest |gain * grad / deviation|: what dx is made from, before the shares of mean and variance are taken off."""
+    t = {role: v.double() for role, v in truth.items() if v.is_floating_point()}
+    x = t["x"] if "branch" not in t else plan.options["alpha"] * t["x"] + t["branch"] / (1 - plan.options["dropout"])
+    real = torch.ones(plan.shape, dtype=torch.bool)
+    if "mask" in truth and plan.shape:
+        cell = truth["mask"].unsqueeze(plan.channel) if plan.axes == 1 else truth["mask"][..., None, None]
+        real = cell.expand(plan.shape)
+    if not real.any():
+        return torch.zeros(())
+    largest = [t[g][real].abs().max() for g in ("grad", "grad_stream") if g in t]
+    size = max(largest) if largest else torch.zeros(())
+    gain = 1 + t["weight"].abs().max() if "weight" in t else 1.0
+    if plan.family == "pointwise":
+        return size * gain * t["alpha"].abs().max()
+    eps, (labels, centered) = plan.options["eps"], _sets(plan)
+    labels, x = labels[real], x[real]
+    sums = lambda v: torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, v)  # noqa: E731
+    count = sums(torch.ones_like(x)).clamp(min=1)
+    mean = sums(x) / count if centered else torch.zeros_like(count)
+    square = sums((x - mean[labels]) ** 2) / count
+    deviation = (square * count).sqrt().clamp(min=eps) if plan.op == "scale" else (square + eps).sqrt()
+    found = size * gain / deviation[labels].min()
+    for role in ("running_var", "running_psi2"):
+        if role in t:
+            found = torch.maximum(found, size * gain / (t[role] + eps).sqrt().min())
+    factor = max(1.0, abs(plan.options.get("alpha", 1.0)) / (1 - plan.options.get("dropout", 0.0)))
+    return (
+        found * factor * (deviation[labels].min().reciprocal().clamp(min=1) if "group_scaling" in plan.options else 1)
+    )
+
+
+def _sets(plan: Plan) -> tuple[Tensor, bool]:
+    """Which cells share a statistic, and whether a mean is taken off."""
+    shape, o = plan.shape, plan.options
+    if plan.family == "row":
+        partial = o.get("partial")
+        labels = normlab.cells("layer", shape, normalized_dims=plan.axes)
+        if (
+            partial is not None
+        ):  # only the first values count: the others get a set of their own, which may be smaller still
+            width = int(torch.tensor(shape[-plan.axes :]).prod())
+            first = max(1, int(partial * width)) if plan.form == "layer" else partial
+            inside = (torch.arange(width) < first).view(shape[-plan.axes :])
+            labels = labels * 2 + inside.to(labels.dtype)
+        return labels, plan.op == "layer" or o.get("norm") == "layer"
+    if o.get("causal") == "position":
+        groups = o.get("num_groups", shape[plan.channel])
+        last = torch.Size(shape).numel() // shape[plan.channel]
+        moved = list(shape)
+        channels = moved.pop(plan.channel)
+        if plan.op == "group":
+            token, group = torch.arange(last).view(*moved, 1), torch.arange(channels) // (channels // groups)
+            return (token * groups + group).movedim(-1, plan.channel), True
+        return normlab.cells("instance", (shape[1], shape[0], shape[2])).transpose(0, 1) if len(
+            shape
+        ) == 3 else normlab.cells("batch", shape), True
+    name = "batch" if plan.op == "power" else plan.op
+    labels = normlab.cells(name, shape, channel_dim=plan.channel, num_groups=o.get("num_groups", 1))
+    if "ghost_size" in o:
+        part = torch.arange(shape[0]) // o["ghost_size"]
+        labels = labels + part.view(-1, *[1] * (len(shape) - 1)) * shape[plan.channel]
+    return labels, plan.op != "power"
+
+
+def _moves(plan: Plan) -> dict[str, float]:
+    """How far each input moves for the bound: a few steps of the precision that computes."""
+    step = 4 * _compute_step(plan)
+    # parameters of several dtypes are read in one of them, running statistics are kept in their own
+    own = {r: STEP.get(d, 0.0) for r, d in plan.dtypes.items()}
+    parameters = {own[r] for r in own if plan.roles[r][0] == PARAMETER}
+    coarse = max(parameters) if len(parameters) > 1 else 0.0
+    found = {r: max(step, coarse if plan.roles[r][0] == PARAMETER else 0.0) for r in plan.roles if r != "mask"}
+    if plan.op == "residual":  # the sum is rounded to x's dtype before it is normalized
+        found["x"] = found["branch"] = max(step, STEP[plan.dtype])
+    return found
+
+
+def _off(plan: Plan, name: str, got: Tensor, want: Tensor, moved: Tensor, terms: float) -> str:
+    """Empty, or by how much ``got`` is off. ``terms``: the size of what it was made from, where that is no input."""
+    if got.shape != want.shape:
+        return f"{name} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
+    if not want.is_floating_point():
+        return (
+            ""
+            if torch.equal(got, want)
+            else f"{name} is {got.flatten()[:8].tolist()}, not {want.flatten()[:8].tolist()}"
+        )
+    if got.dtype not in STEP:
+        got = got.double()
+    rounding = max(STEP[got.dtype], STEP[plan.dtype] if plan.options.get("round_before_gain") else 0.0)
+    parameter_steps = [STEP.get(d, 0.0) for r, d in plan.dtypes.items()]
+    if name.lstrip("d") in plan.dtypes and parameter_steps:
+        rounding = max(rounding, *parameter_steps)
+    spread = (moved - want).abs().max() if want.numel() else torch.zeros(())
+    size = want.abs().max() if want.numel() else torch.zeros(())
+    exact = name in ("y", "stream", "dx", "dbranch") and not plan.options.get("round_before_gain")
+    allowed = 8 * spread + 16 * _compute_step(plan) * (size + terms) + 2 * SMALLEST[got.dtype]
+    allowed = allowed + (1.02 * rounding * want.abs() if exact and plan.op != "residual" else 4 * rounding * size)
+    judged = want.abs() + allowed < torch.finfo(got.dtype).max
+    wrong = judged & ~((got.double() - want).abs() <= allowed)
+    if not wrong.any():
+        return ""
+    worst = torch.where(wrong, (got.double() - want).abs(), -1.0)
+    worst = torch.where(wrong & ~got.isfinite(), float("inf"), worst).flatten().argmax()
+    limit = allowed.expand(want.shape).flatten()[worst]
+    return (
+        f"{name} is {got.flatten()[worst].item():.6g} in cell {int(worst)}, not {want.flatten()[worst].item():.6g} "
+        f"(allowed: {limit.item():.2g}; {int(wrong.sum())} of {want.numel()} cells wrong)"
+    )
+
+
+def judge(plan: Plan) -> list[str]:
+    """What is wrong with this case: nothing, or a sentence for each fault."""
+    if cpu.native is not None:
+        isas = [name for name, has in cpu.native.isas() if has]
+        cpu.native.use_isa(isas[plan.isa % len(isas)])
+    truth = values(plan)
+    expect = expected(plan)
+    torch.set_num_threads(plan.threads)
+    made, kept = dress(plan, truth)
+    try:
+        drawn = perform(plan, made, "auto", twisted=True)
+    except NotPossible:
+        return []
+    found = []
+    later = any(n.startswith("later: ") for n, _ in plan.twists)
+    for role, placed in kept.items():
+        if not later and not placed.untouched(role in plan.written):
+            found.append(f"memory of {role} was written to")
+    if drawn.error is not None and not isinstance(drawn.error, ERRORS):
+        found.append(f"{type(drawn.error).__name__}: {drawn.error}")
+    if drawn.error is not None and drawn.changed:
+        found.append(f"{drawn.changed} changed although {type(drawn.error).__name__} was raised: {drawn.error}")
+    if found or expect == ANY:
+        return found
+    if expect == REFUSED:
+        return [] if drawn.error is not None else ["was not refused"]
+    if drawn.error is not None and expect == EITHER:
+        return []
+    torch.set_num_threads(1)
+    exact = perform(plan, dense_copies(truth, double=True), "reference", double=True)
+    if exact.error is not None:
+        if not isinstance(exact.error, ERRORS):
+            return [f"reference: {type(exact.error).__name__}: {exact.error}"]
+        if drawn.error is None and expect in (SAME, CLOSE):
+            return [f"was not refused, the reference says {type(exact.error).__name__}: {exact.error}"]
+        return []
+    if drawn.error is not None:
+        return [f"valid, but refused with {type(drawn.error).__name__}: {drawn.error}"]
+    for name, role in plan.twists:
+        if name == "later: data of another dtype":  # torch takes it for another leaf
+            exact.results = {n: v for n, v in exact.results.items() if n in drawn.results or n != f"d{role}"}
+    for name in set(drawn.results) - set(exact.results):  # no gradient and a gradient of zeros say the same
+        if name.startswith("d") and not drawn.results[name].any():
+            del drawn.results[name]
+    if set(drawn.results) != set(exact.results):
+        return [f"gives {sorted(drawn.results)}, the reference {sorted(exact.results)}"]
+    if expect == SAME:
+        dense = perform(plan, dense_copies(truth), "auto")
+        if dense.error is not None:
+            return [f"dense copies refused with {type(dense.error).__name__}: {dense.error}"]
+        for name, got in drawn.results.items():
+            if not _same_bits(got, dense.results[name]):
+                found.append(f"{name} has other bits than with dense copies")
+    moved = perform(plan, dense_copies(truth, double=True, move=_moves(plan)), "reference", double=True)
+    through = float(straight(plan, truth))
+    grad = max(
+        (
+            float(truth[r].double().nan_to_num(0, 0, 0).abs().max())
+            for r in ("grad", "grad_stream")
+            if r in truth and truth[r].numel()
+        ),
+        default=0.0,
+    )
+    y = float(exact.results["y"].abs().max()) if exact.results["y"].numel() else 0.0
+    rows = exact.results["y"].numel() ** 0.5
+    for name, want in exact.results.items():
+        terms = through if name in ("dx", "dbranch") else (y + 1) * (grad + 1) * rows if name.startswith("d") else 0.0
+        if name in plan.dtypes:  # a running statistic moves from its old value
+            size = truth[name].double().abs().max() if truth[name].numel() else 0.0
+            terms = max(1.0, STEP.get(truth[name].dtype, 1.0) / _compute_step(plan)) * float(size)
+        if name.startswith("dd"):
+            terms = (terms + through) * max(1.0, through)
+        if moved.error is None:
+            fault = _off(plan, name, drawn.results[name], want, moved.results[name], terms)
+            if fault:
+                found.append(fault)
+    return found
+
+
+def judge_seed(seed: int) -> list[str]:
+    return judge(draw(seed))

@@ -1,0 +1,350 @@
+"""What crosses into C++: whatever a tensor is, the result is right or an error says why; nothing is read or written past its end.
+
+Most of these ended the process or gave a silently wrong number before every tensor was checked where it crosses.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+from contract import make_layer
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import normlab
+from normlab import ops
+from normlab.kernels import cpu
+
+pytestmark = pytest.mark.skipif(cpu.missing is not None, reason=str(cpu.missing))
+
+EVERY = sorted(normlab.NORMS)
+WIDTH = 12
+
+
+class Wrapped(torch.Tensor):
+    """Holds a tensor, has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        unwrap = functools.partial(torch.utils._pytree.tree_map, lambda t: t.inner if isinstance(t, cls) else t)
+        return function(*unwrap(args), **unwrap(kwargs or {}))
+
+
+def layer_of(name, width=WIDTH, **options):
+    if name == "power":
+        options.setdefault("warmup_steps", 0)  # the running form from the start
+    return make_layer(name, width, torch.float32, **options)
+
+
+def outcome(layer, x, up, **call):
+    """y, dx, the gradients of the parameters and the buffers, of a copy of the layer."""
+    layer = copy.deepcopy(layer)
+    leaf = x if x.requires_grad else x.detach().requires_grad_()
+    y = layer(leaf, **call)
+    grads = torch.autograd.grad(y, [leaf, *layer.parameters()], up)
+    return [y.detach(), *grads, *(b.clone() for b in layer.buffers())]
+
+
+def assert_same(got, want):
+    assert len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def emptied(t):
+    """A tensor whose storage was resized to 0, as sharded training does between uses."""
+    t = t.clone()
+    t.untyped_storage().resize_(0)
+    return t
+
+
+# ---- between forward and backward ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 5000])
+@pytest.mark.parametrize("name", ["layer", "rms", "batch", "group", "instance", "power", "dyt", "derf"])
+def test_a_weight_replaced_by_another_size_is_refused_in_backward(name, size):
+    layer = layer_of(name, 2048)
+    y = layer(torch.randn(4, 2048) if name != "instance" else torch.randn(2, 2, 2048))
+    layer.weight.data = torch.randn(size)
+    with pytest.raises(RuntimeError, match=r"changed between forward and backward|weight"):
+        y.backward(torch.randn_like(y))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("change", [
+    lambda t: t.reshape(-1)[:0], lambda t: t.reshape(-1)[:1], lambda t: torch.stack([t, t]).flatten(0, 1) if t.dim() else t.expand(2), lambda t: t.unsqueeze(0),
+    lambda t: t.to("meta"), lambda t: t.to(torch.int64), lambda t: emptied(t), lambda t: t.float().to_sparse(),
+    lambda t: t.double() if t.is_floating_point() else t.float(),
+], ids=["empty", "one", "longer", "an axis more", "meta", "integers", "no memory", "sparse", "another dtype"])  # fmt: skip
+def test_whatever_a_hook_on_saved_tensors_brings_back(name, masked, change):
+    """Each saved tensor in turn comes back changed: a RuntimeError, or (a gain in another dtype) a number; never a crash."""
+    layer, x, up = layer_of(name), torch.randn(3, 5, WIDTH, requires_grad=True), torch.randn(3, 5, WIDTH)
+    call = {"mask": torch.rand(3, 5) < 0.7} if masked else {}
+    want = outcome(layer, x, up, **call)
+    saved = []
+    with saved_tensors_hooks(lambda t: saved.append(t) or len(saved) - 1, lambda i: saved[i]):
+        copy.deepcopy(layer)(x, **call)
+    assert saved
+    for turn in range(len(saved)):
+        kept = []
+
+        def pack(t, kept=kept):
+            kept.append(t)
+            return len(kept) - 1
+
+        with saved_tensors_hooks(pack, lambda i, kept=kept, turn=turn: change(kept[i]) if i == turn else kept[i]):
+            own = copy.deepcopy(layer)
+            y = own(x, **call)
+        try:
+            grads = torch.autograd.grad(y, [x, *own.parameters()], up)
+        except RuntimeError as error:
+            assert str(error)
+        else:
+            for got, right in zip(grads, want[1 : 1 + len(grads)], strict=True):
+                assert got.shape == right.shape
+                torch.testing.assert_close(got, right)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (2, 6, 35)])
+@pytest.mark.parametrize("how", ["save_on_cpu", "contiguous", "permuted"])
+@pytest.mark.parametrize("name", ["batch", "instance", "group", "power"])
+def test_a_saved_tensor_may_come_back_in_another_order_in_memory(name, how, shape):
+    layer = make_layer(name, 6, torch.float32, channel_dim=1)
+    x, up = torch.randn(shape), torch.randn(shape)
+    x = x.movedim(1, -1).contiguous().movedim(-1, 1)  # channels last
+    want = outcome(layer, x.contiguous(), up)
+    unpack = {
+        "contiguous": lambda t: t.contiguous(),
+        "permuted": lambda t: t.transpose(0, -1).contiguous().transpose(0, -1),
+    }
+    hooks = save_on_cpu() if how == "save_on_cpu" else saved_tensors_hooks(lambda t: t, unpack[how])
+    with hooks:
+        got = outcome(layer, x, up)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+# ---- parameters and buffers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["weight", "bias"])
+@pytest.mark.parametrize("size", [1, 3, 4096])
+@pytest.mark.parametrize("name", ["layer", "rms", "batch", "group", "instance", "power", "dyt", "derf"])
+@pytest.mark.parametrize("training", [True, False])
+def test_parameters_of_another_size_are_refused_before_anything_moves(name, size, which, training):
+    layer = layer_of(name, 2048).train(training)
+    if getattr(layer, which) is None:
+        pytest.skip("has none")
+    setattr(layer, which, nn.Parameter(torch.randn(size)))
+    before = [b.clone() for b in layer.buffers()]
+    with pytest.raises(ValueError, match=f"{which} has {size} values"):
+        layer(torch.randn(2, 3, 2048))
+    assert_same(list(layer.buffers()), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_weight_that_is_no_floating_point_is_a_type_error(name, dtype):
+    layer = layer_of(name)
+    layer.weight = nn.Parameter(torch.ones(layer.weight.shape).to(dtype), requires_grad=False)
+    with pytest.raises(TypeError, match=str(dtype)):
+        layer(torch.randn(2, 3, WIDTH))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_weight_of_eight_bits_runs_on_the_reference(name):
+    """No kernel reads float8: the automatic choice computes by the formula, the explicit one is refused with the reason."""
+    layer = layer_of(name)
+    layer.requires_grad_(False)
+    layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    x = torch.randn(2, 3, WIDTH)
+    wide = copy.deepcopy(layer)
+    wide.weight = nn.Parameter(layer.weight.float(), requires_grad=False)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), wide(x))
+    with normlab.use_kernel("cpu"), pytest.raises(normlab.KernelUnavailable, match="float8"):
+        layer(x)
+
+
+@pytest.mark.parametrize("name", ["layer", "rms", "batch", "group", "instance", "power", "dyt", "derf"])
+def test_parameters_of_two_dtypes_lose_nothing(name):
+    """A float32 bias beside a bfloat16 weight was rounded to bfloat16."""
+    layer = layer_of(name, **({"bias": True} if name == "rms" else {}))
+    first = "alpha" if hasattr(layer, "alpha") else "weight"
+    setattr(layer, first, nn.Parameter(getattr(layer, first).detach().bfloat16()))
+    x, up = torch.randn(3, 5, WIDTH), torch.randn(3, 5, WIDTH)
+    got = outcome(layer, x, up)
+    with normlab.use_kernel("reference"):
+        want = outcome(layer, x, up)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=2e-2 if a.dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [
+    lambda n: setattr(n, "running_mean", n.running_mean.double()),
+    lambda n: setattr(n, "running_var", n.running_var.bfloat16()),
+    lambda n: n.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in n.state_dict().items()}, assign=True),
+    lambda n: setattr(n, "running_mean", torch.zeros(WIDTH, 2)[:, 0]),
+    lambda n: setattr(n, "running_var", torch.ones(3 * WIDTH)[::3]),
+], ids=["mean float64", "variance bfloat16", "assigned", "strided mean", "strided variance"])  # fmt: skip
+@pytest.mark.parametrize("name", ["batch", "instance"])
+def test_running_statistics_of_any_dtype_and_stride_move_as_they_should(name, change):
+    x = torch.randn(4, 5, WIDTH) * 3 + 2
+    options = {"track_running_stats": True} if name == "instance" else {}
+    plain = layer_of(name, **options)
+    layer = copy.deepcopy(plain)
+    change(layer)
+    layer(x)
+    plain(x)
+    for key in ("running_mean", "running_var"):
+        got = getattr(layer, key)
+        torch.testing.assert_close(
+            got.float(), getattr(plain, key), rtol=1e-2 if got.dtype is torch.bfloat16 else 1e-6, atol=1e-6
+        )
+    layer.eval()
+    plain.eval()
+    if not any(b.dtype is torch.bfloat16 for b in layer.buffers()):
+        torch.testing.assert_close(layer(x).float(), plain(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["running_mean", "running_var"])
+@pytest.mark.parametrize("bad, match", [
+    (lambda: torch.ones(1).expand(WIDTH), "expanded"),
+    (lambda: torch.ones(3), "has 3 values"),
+    (lambda: torch.ones(1), "has 1 values"),
+    (lambda: torch.ones(WIDTH, dtype=torch.int64), "int64"),
+])  # fmt: skip
+def test_running_statistics_that_cannot_be_moved_are_refused_before_anything_moves(which, bad, match):
+    layer = layer_of("batch")
+    setattr(layer, which, bad())
+    before = [b.clone() for b in layer.buffers()]
+    with pytest.raises((ValueError, TypeError), match=match):
+        layer(torch.randn(4, 5, WIDTH))
+    assert_same(list(layer.buffers()), before)
+
+
+# ---- tensors that are not what they look like ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_negative_bit_is_read(name, masked):
+    layer, x, up = layer_of(name), torch.randn(3, 5, WIDTH), torch.randn(3, 5, WIDTH)
+    call = {"mask": torch.rand(3, 5) < 0.7} if masked else {}
+    want = outcome(layer, x, up, **call)
+    assert_same(outcome(layer, torch._neg_view(-x), up, **call), want)
+    assert_same(outcome(layer, x, torch._neg_view(-up), **call), want)
+    negated = copy.deepcopy(layer)
+    for key, p in list(negated.named_parameters()):
+        setattr(negated, key, nn.Parameter(torch._neg_view(-p.detach())))
+    y = negated(x.requires_grad_(), **call)
+    assert_same(
+        [y.detach(), *torch.autograd.grad(y, [x, *negated.parameters()], up)], want[: 2 + len(list(layer.parameters()))]
+    )
+
+
+def test_an_imaginary_part_of_a_conjugate_keeps_its_sign():
+    z = torch.randn(6, 1, dtype=torch.complex64)
+    x = z.conj().imag
+    assert x.is_neg()
+    with normlab.use_kernel("reference"):
+        want = ops.rms_norm(x, (1,)), ops.dyt(x, torch.ones(1)), ops.batch_norm(x, training=True)
+    got = ops.rms_norm(x, (1,)), ops.dyt(x, torch.ones(1)), ops.batch_norm(x, training=True)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("where", ["whole", "view"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_storage_of_no_bytes_is_an_error(name, where):
+    def gone(*shape):
+        base = torch.randn(*shape[:-1], shape[-1] + 1)[..., 1:] if where == "view" else torch.randn(shape)
+        base.untyped_storage().resize_(0)
+        return base
+
+    layer, x = layer_of(name), torch.randn(3, 5, WIDTH)
+    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
+        layer(gone(3, 5, WIDTH))
+    for key, p in list(layer.named_parameters()):
+        own = copy.deepcopy(layer)
+        setattr(own, key, nn.Parameter(gone(*p.shape)))
+        with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
+            own(x)
+    mask = torch.ones(3, 6, dtype=torch.bool)[:, 1:] if where == "view" else torch.ones(3, 5, dtype=torch.bool)
+    mask.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
+        layer(x, mask=mask)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_zeros_without_memory_are_zeros(name):
+    layer, up = layer_of(name), torch.randn(3, 5, WIDTH)
+    zeros = torch._efficientzerotensor(3, 5, WIDTH)
+    assert_same(outcome(layer, zeros, up), outcome(layer, torch.zeros(3, 5, WIDTH), up))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_tensors_of_other_classes_count(name):
+    layer, x = layer_of(name), torch.randn(3, 5, WIDTH)
+    mask = torch.rand(3, 5) < 0.7
+    layer.requires_grad_(False)
+    want, masked = copy.deepcopy(layer)(x), copy.deepcopy(layer)(x, mask=mask)
+    assert not torch.equal(want, masked)
+    assert torch.equal(copy.deepcopy(layer)(x, mask=Wrapped(mask)), masked)
+    assert torch.equal(copy.deepcopy(layer)(Wrapped(x)), want)
+    for key, p in list(layer.named_parameters()):
+        own = copy.deepcopy(layer)
+        delattr(own, key)
+        setattr(own, key, Wrapped(p.detach()))
+        assert torch.equal(own(x), want), key
+
+    class Named(torch.Tensor):
+        """With memory: only the name is another."""
+
+    assert torch.equal(copy.deepcopy(layer)(x.as_subclass(Named)).as_subclass(torch.Tensor), want)
+
+
+def test_a_mask_over_bytes_of_any_value():
+    layer, x = layer_of("batch"), torch.randn(3, 5, WIDTH)
+    mask = torch.tensor([0, 2, 255, 1, 0] * 3, dtype=torch.uint8).view(torch.bool).view(3, 5)
+    plain = torch.tensor([False, True, True, True, False]).expand(3, 5)
+    for name in ("layer", "dyt", "group"):
+        layer = layer_of(name)
+        assert torch.equal(layer(x, mask=mask), layer(x, mask=plain))
+
+
+# ---- recomputed forwards ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [
+    lambda: normlab.BatchNorm(4, momentum=None),
+    lambda: normlab.InstanceNorm(4, track_running_stats=True),
+    lambda: normlab.InstanceNorm(4, track_running_stats=True, momentum=None, affine=True),
+    lambda: normlab.BatchNorm(4, ghost_size=2),
+    lambda: normlab.BatchNorm(4, causal="position"),
+], ids=["plain average", "instance", "instance plain average", "ghost", "causal"])  # fmt: skip
+@pytest.mark.parametrize("odd", [False, True], ids=["dense", "buffers of two dtypes"])
+def test_a_checkpointed_layer_with_running_statistics(make, odd):
+    """Recomputing saves as many tensors as the forward did, and moves nothing a second time."""
+    layer = make()
+    if odd:
+        layer.running_mean = layer.running_mean.double()
+    plain = copy.deepcopy(layer)
+    x = torch.randn(4, 3, 4, requires_grad=True)
+    up = torch.randn(4, 3, 4)
+    y = checkpoint(layer, x, use_reentrant=False)
+    (got,) = torch.autograd.grad(y, x, up)
+    (want,) = torch.autograd.grad(plain(x), x, up)
+    assert torch.equal(got, want)
+    assert_same(list(layer.buffers()), list(plain.buffers()))
