@@ -82,7 +82,7 @@ extras: setup
 	$(BIN)/python tests/extras.py
 
 matrix: setup
-	$(BIN)/python tests/matrix.py
+	$(BIN)/python tests/matrix.py --write
 
 clean:
 	rm -rf build .venv

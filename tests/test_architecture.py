@@ -12,6 +12,7 @@ import io
 import re
 import subprocess
 import sys
+import tarfile
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -536,6 +537,32 @@ def test_no_loose_ends():
     markers = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
     found = [f"{name_of(p)}: {m.group()}" for p, text in text_files() for m in markers.finditer(comments(p, text))]
     assert not found
+
+
+def test_the_sdist_holds_what_its_makefile_and_its_build_name(tmp_path: Path):
+    pytest.importorskip("scikit_build_core")
+    done = run(
+        sys.executable,
+        "-c",
+        "import sys; from scikit_build_core.build import build_sdist as b; b(sys.argv[1])",
+        str(tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    folders = {"/".join(name.split("/")[:n]) for name in files for n in range(1, name.count("/") + 1)}
+    wanted = set()
+    for page in ("Makefile", "CMakeLists.txt"):
+        text = re.sub(r"#.*", "", (ROOT / page).read_text())
+        wanted |= {
+            w.strip("/")
+            for w in re.findall(
+                r"(?<![\w/.])/?[\w/-]+\.(?:py|txt|toml|cpp)\b|(?<=\s)(?:docs|csrc|tests)(?=[\s/])", text
+            )
+        }
+    assert {"constraints.txt", "csrc/tests/kernel_test.cpp", "tests/mutation_drill.py", "docs"} <= wanted
+    assert not {w for w in wanted if w not in files | folders and not w.startswith(("_native", "CMAKE"))}
 
 
 def test_continuous_integration_does_what_the_readme_says_in_its_order():

@@ -160,7 +160,7 @@ def as_mask(
         )
     if not is_compiling() and lengths.numel() and not 0 <= int(lengths.min()) <= int(lengths.max()) <= positions[1]:
         raise ValueError(f"{op}: lengths must lie in 0..{positions[1]}, got {int(lengths.min())}..{int(lengths.max())}")
-    return torch.arange(positions[1], device=x.device)[None, :] < lengths[:, None]
+    return torch.arange(positions[1], device=x.device).unsqueeze(0) < lengths.unsqueeze(1)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -784,8 +784,9 @@ def power_norm(
                                                  step.clone(), warmup, alpha_backward, eps, channel)  # fmt: skip
     else:
         native = route == "eager"
-        y, batch, count = eager.power_norm(cpu.packed(x, channel) if native else x, weight, bias, real, running_psi2, nu,
-                                           step, warmup, alpha_backward, eps, native, channel, group)  # fmt: skip
+        apply = eager.PowerNorm.apply if is_compiling() else eager.power_norm  # a tracer knows the wrapped one
+        y, batch, count = apply(cpu.packed(x, channel) if native else x, weight, bias, real, running_psi2, nu, step, warmup,
+                                alpha_backward, eps, native, channel, group)  # fmt: skip
     if again:
         return y
     with torch.no_grad():

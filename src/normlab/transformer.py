@@ -568,12 +568,12 @@ class Stack(nn.Module):
             return None, True
         if mask is None and length == 1:
             return None, False
-        rows = torch.arange(seen, seen + length, device=x.device)[:, None]
-        allowed = torch.arange(seen + length, device=x.device)[None, :] <= rows
+        rows = torch.arange(seen, seen + length, device=x.device).unsqueeze(1)
+        allowed = torch.arange(seen + length, device=x.device).unsqueeze(0) <= rows
         if mask is None:
             return allowed, False
         own = torch.eye(length, dtype=torch.bool, device=x.device)  # padding may see itself: no row without a sum
-        return (allowed & (mask[:, None, None, :] | own)), False
+        return (allowed & (_over_heads(mask) | own)), False
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, memory: Tensor | None = None, memory_mask: Tensor | None = None,
@@ -600,7 +600,12 @@ def _visible(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     first = torch.arange(mask.shape[1], device=mask.device) == 0
-    return (mask | (first & ~mask.any(1, keepdim=True)))[:, None, None, :]
+    return _over_heads(mask | (first & ~mask.any(1, keepdim=True)))
+
+
+def _over_heads(mask: Tensor) -> Tensor:
+    """(B, S) as (B, 1, 1, S). Not by slices: torch 2.5 takes a slice of a whole axis for a condition on its length."""
+    return mask.unsqueeze(1).unsqueeze(1)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
