@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, empty_like, get_num_threads
 
+from . import pages
+
 native: Any = None
 missing: str | None = None
 try:
@@ -25,6 +27,9 @@ except ImportError as error:
         missing = f"the extension did not load ({error})"
 if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
+huge_pages = pages.choose(os.environ.get(pages.VARIABLE, "auto"), pages.setting("enabled"), pages.setting("defrag"))
+if native is not None:
+    native.use_huge_pages(huge_pages[0])
 
 # May tensors themselves go to the thin functions? (Older torch has no table: then addresses and sizes go one by one.)
 _table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
