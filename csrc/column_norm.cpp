@@ -102,6 +102,7 @@ int64_t Rows::find(const ColumnNorm& a) const {
 
 constexpr int64_t tile_values = 16384, tile_bytes = 1 << 20;   // a part that one thread works on alone: values, working memory
 constexpr int64_t team_values = 262144, team_bytes = 4 << 20;  // a part that all threads work on has at least one of these
+constexpr int64_t round_bytes = 16 << 20;                       // sums that are kept until they are added up
 
 // `count` segments of `a` from `first` on.
 template <class T> ColumnNorm part(const ColumnNorm& a, int64_t first, int64_t count) {
@@ -516,7 +517,7 @@ template <class T> void take_sums(const ColumnNorm& a, const Rows& rows) {
     const int64_t wide = k.wide, set_channels = sets(a) * a.channels;
     for (int64_t i = 0; i < set_channels; ++i) a.sum_grad[i] = a.sum_grad_xhat[i] = 0;  // null when there is no sample
     if (a.planes) {
-        const int64_t planes = a.segments * a.channels, fit = team_bytes / (2 * (int64_t)sizeof(double));
+        const int64_t planes = a.segments * a.channels, fit = round_bytes / (2 * (int64_t)sizeof(double));
         const int64_t together = planes < fit ? planes : fit;
         const Scratch room((size_t)together * 2 * sizeof(double));
         double* per_plane = room.as<double>();
@@ -735,9 +736,9 @@ template <class T> void backward_pass(const ColumnNorm& a) {
     };
     if (a.sum_grad || !sets(a)) {
         both(a);
-    } else {  // the sums of a round of parts are kept until they are added up
+    } else {  // in rounds of parts
         const Cut cut = cut_into_parts<T>(a);
-        const int64_t each = a.channels * 2 * (int64_t)sizeof(double), fit = team_bytes / each;
+        const int64_t each = a.channels * 2 * (int64_t)sizeof(double), fit = round_bytes / each;
         const int64_t busy = cut.segments * (cut.alone ? 2 * threads(a) : 1), round = fit > busy ? fit : busy;
         const int64_t together = a.pooled || round > a.segments ? a.segments : round;
         const int64_t columns = (a.pooled ? 1 : together) * a.channels;

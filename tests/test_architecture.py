@@ -352,7 +352,7 @@ def test_links_lead_somewhere(page: Path):
 
 DOCTESTED = (
     "reference", "norms", "ops", "placements", "transformer", "causal", "sites", "runs.run", "rates", "diagnosis", "probes.probe", "kernels.selection",
-    "kernels", "lab.experiment", "lab.sweep", "lab.tasks",
+    "kernels.pages", "kernels", "lab.experiment", "lab.sweep", "lab.tasks",
 )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from normlab.kernels import cpu
+from normlab import doctor
+from normlab.kernels import cpu, pages
 
 pytestmark = [
     pytest.mark.skipif(cpu.native is None, reason="no native kernels in this installation"),
@@ -164,3 +165,90 @@ def test_without_memory_a_kernel_raises(norm):
     done = child(STARVED, norm)
     assert done.returncode == 0, done.returncode if done.returncode != -signal.SIGABRT else "aborted"
     assert "MemoryError not enough memory" in done.stdout
+
+
+# ---- huge pages --------------------------------------------------------------------------------------------------------
+
+ASKED = """
+from normlab.kernels import cpu
+print(int(cpu.native.huge_pages()))
+"""
+
+# Is an output of 48 MiB marked with MADV_HUGEPAGE?
+UNDER_OUTPUT = """
+import torch
+import normlab
+from normlab.kernels import cpu
+torch.set_num_threads(1)
+x, norm = torch.randn(12288, 1024), normlab.LayerNorm(1024)
+with torch.no_grad():
+    y = norm(x)
+start = y.data_ptr()
+advised = 0
+inside = False
+for line in open("/proc/self/smaps"):
+    first = line.split()[0]
+    if "-" in first and not first.endswith(":"):
+        begin, end = (int(word, 16) for word in first.split("-"))
+        inside = begin < start + (40 << 20) and end > start + (8 << 20)
+    elif inside and first == "VmFlags:":
+        advised |= "hg" in line.split()
+print(int(advised))
+"""
+
+
+def test_huge_pages_are_asked_for_as_the_environment_says():
+    assert printed(ASKED, NORMLAB_HUGE_PAGES="0") == [0]
+    assert printed(ASKED, NORMLAB_HUGE_PAGES="1") == [1]
+    automatic = pages.choose("auto", pages.setting("enabled"), pages.setting("defrag"))[0]
+    assert printed(ASKED, NORMLAB_HUGE_PAGES="auto") == [automatic]
+
+
+def test_an_unknown_setting_of_huge_pages_names_the_choices():
+    done = child(ASKED, NORMLAB_HUGE_PAGES="yes")
+    assert done.returncode == 1
+    assert "NORMLAB_HUGE_PAGES: unknown setting 'yes'. Known: 0, 1, auto." in done.stderr
+
+
+@pytest.mark.skipif(pages.setting("enabled") is None, reason="a kernel without transparent huge pages")
+def test_large_outputs_are_marked_only_if_asked():
+    assert printed(UNDER_OUTPUT, NORMLAB_HUGE_PAGES="1") == [1]
+    assert printed(UNDER_OUTPUT, NORMLAB_HUGE_PAGES="0") == [0]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "defrag", "asks"),
+    [
+        ("madvise", "madvise", False),
+        ("always", "always", False),
+        ("madvise", "defer+madvise", False),
+        ("madvise", "defer", True),
+        ("always", "never", True),
+        ("never", "defer", False),
+        (None, None, False),
+    ],
+)
+def test_automatic_huge_pages_make_nobody_wait(enabled, defrag, asks):
+    answer, reason = pages.choose("auto", enabled, defrag)
+    assert answer is asks and reason
+
+
+@pytest.mark.parametrize(
+    ("ordinary", "huge", "in_use", "words"),
+    [
+        ([20, 22, 21], [9, 10, 9], False, "NORMLAB_HUGE_PAGES=1"),
+        ([20, 22, 21], [9, 10, 9], True, "leave it so"),
+        ([20, 22, 21], [9, 9, 430], True, "NORMLAB_HUGE_PAGES=0"),  # the median is half, the mean seven times
+        ([20, 22, 21], [9, 9, 9, 9, 9, 9, 60], False, "leave it so"),  # better on average, but one call in seven waits
+        ([20, 22, 21], [19, 21, 20], False, "leave it so"),
+    ],
+)
+def test_the_doctor_judges_huge_pages_by_the_mean_and_the_worst(ordinary, huge, in_use, words):
+    advice = doctor.huge_page_advice({"0": ordinary, "1": huge}, in_use)
+    assert words in advice and f"worst {max(huge):.0f}" in advice
+
+
+def test_the_doctor_measures_huge_pages():
+    times = doctor.huge_page_times()
+    assert times is not None and sorted(times) == ["0", "1"]
+    assert len(times["0"]) == len(times["1"]) == 25 and min(times["0"] + times["1"]) > 0

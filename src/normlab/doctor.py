@@ -1,13 +1,16 @@
 """What normlab found on this machine: kernels and why, threads, and what large fresh outputs cost.
 
 Large outputs come from fresh memory, and on Linux every new 4 KiB page costs a fault. Allocator settings that keep or
-enlarge pages are measured here in child processes, because they must be set before a process starts.
+enlarge pages are measured here in child processes, because they must be set before a process starts. So are huge pages, which
+are faster or slower by what other processes have left of memory: there the mean and the worst call count, not the best.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 
 from . import kernels, machine
-from .kernels import cpu
+from .kernels import cpu, pages
 
 PROBE = """
 import time, torch
@@ -108,6 +111,58 @@ def allocator_advice(trials: list[AllocatorTrial]) -> str:
     return f"{cost} Start your program with {' '.join(f'{k}={v}' for k, v in best.environment.items())} to bring it to {best_ratio:.1f}x."
 
 
+PAGES = """
+import json, time
+import torch
+import normlab
+from normlab.kernels import cpu
+torch.set_num_threads({threads})
+x, norm = torch.ones(16384, 1024), normlab.LayerNorm(1024)
+times = {{"0": [], "1": []}}
+with torch.no_grad():
+    for _ in range(27):
+        for setting, own in times.items():
+            cpu.native.use_huge_pages(setting == "1")
+            time.sleep(0.04)  # memory is taken back in pauses, not in a tight loop
+            start = time.perf_counter()
+            y = norm(x)
+            own.append(1e3 * (time.perf_counter() - start))
+            del y
+print(json.dumps({{setting: own[2:] for setting, own in times.items()}}))
+"""
+
+
+def huge_page_times(timeout: float = 60.0) -> dict[str, list[float]] | None:
+    """Milliseconds of calls that write 64 MiB of fresh memory, without ("0") and with ("1") huge pages; None: not measured."""
+    if cpu.native is None:
+        return None
+    command = [sys.executable, "-c", PAGES.format(threads=torch.get_num_threads())]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
+        found: dict[str, list[float]] = json.loads(done.stdout)
+    except (subprocess.SubprocessError, ValueError, OSError):
+        return None
+    return found
+
+
+def huge_page_advice(times: dict[str, list[float]] | None, in_use: bool) -> str:
+    """One sentence or two: what huge pages do on this machine, and what to set."""
+    if times is None:
+        return "Huge pages could not be measured on this machine."
+    mean = {setting: statistics.fmean(own) for setting, own in times.items()}
+    worst = {setting: max(own) for setting, own in times.items()}
+    seen = (f"A call that writes 64 MiB takes {mean['1']:.0f} ms with huge pages (mean; worst {worst['1']:.0f}) and "
+            f"{mean['0']:.0f} ms without (worst {worst['0']:.0f}).")  # fmt: skip
+    # Better on average is not enough: who waits for a call waits for the worst one.
+    better = mean["1"] < 0.87 * mean["0"] and worst["1"] < 2 * worst["0"]
+    worse = mean["1"] > mean["0"] or worst["1"] > 2 * worst["0"]
+    if better and not in_use:
+        return f"{seen} Start your program with {pages.VARIABLE}=1."
+    if worse and in_use:
+        return f"{seen} Start your program with {pages.VARIABLE}=0."
+    return f"{seen} They are {'' if in_use else 'not '}asked for now; leave it so."
+
+
 def thread_pools() -> list[str]:
     """Paths of the OpenMP runtimes in this process; one means torch and normlab share a thread pool."""
     try:
@@ -130,7 +185,10 @@ def examine(measure_allocator: bool = True) -> dict[str, Any]:
                 choice = ("none", str(error))
             choices[f"{op} {str(dtype).removeprefix('torch.')}"] = choice
     works, setting, note = machine.sixteen_bit()
-    trials = allocator_trials() if measure_allocator and platform.system() == "Linux" else []
+    measure = measure_allocator and platform.system() == "Linux"
+    trials = allocator_trials() if measure else []
+    asked, why = cpu.huge_pages
+    times = huge_page_times() if measure else None
     return {
         "device": "cpu" + (f", cuda ({torch.cuda.get_device_name(0)})" if torch.cuda.is_available() else ""),
         "torch": torch.__version__,
@@ -148,4 +206,11 @@ def examine(measure_allocator: bool = True) -> dict[str, Any]:
         "bfloat16_products": {"work": works, "setting": setting, "note": note},
         "allocator": [vars(t) for t in trials],
         "allocator_advice": allocator_advice(trials) if trials else "Not measured.",
+        "huge_pages": {
+            "asked_for": asked,
+            "reason": why,
+            **{name: pages.setting(name) for name in ("enabled", "defrag")},
+            "milliseconds": times,
+            "advice": huge_page_advice(times, asked) if measure else "Not measured.",
+        },
     }

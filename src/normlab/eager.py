@@ -52,12 +52,16 @@ def check_dtype(parameter: Tensor | None, dtype: torch.dtype | None) -> None:
         raise cpu.changed(f"a parameter is {parameter.dtype} instead of {dtype}")
 
 
-def _check_saved(x: Tensor, parameter: Tensor | None, grad: Tensor, dtype: torch.dtype | None) -> None:
+def _check_saved(
+    x: Tensor, parameter: Tensor | None, mask: Tensor | None, grad: Tensor, dtype: torch.dtype | None, channel: int = -1
+) -> None:
     """Before formulas that would take what a hook on saved tensors brings back in whatever precision it has."""
     if x.dtype is not grad.dtype or x.shape != grad.shape:
         raise cpu.changed(
             f"a saved tensor is {tuple(x.shape)} {x.dtype}, its gradient {tuple(grad.shape)} {grad.dtype}"
         )
+    if mask is not None and (mask.dtype is not torch.bool or mask.numel() * x.shape[channel] != x.numel()):
+        raise cpu.changed(f"the mask is {tuple(mask.shape)} {mask.dtype} for an input of shape {tuple(x.shape)}")
     check_dtype(parameter, dtype)
 
 
@@ -91,7 +95,7 @@ class RowNorm(Function):
         facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled() or type(grad) not in cpu.PLAIN:
-            _check_saved(x, weight, grad, parameter_dtype)
+            _check_saved(x, weight, mask, grad, parameter_dtype)
             mode, eps, _, partial, offset, round_first = facts
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = (
@@ -139,8 +143,10 @@ class ResidualNorm(Function):
             return dx, dbranch, dweight, dbias, None, None
         mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
         whole, of_weight, of_bias = grad_stream, None, None
+        upstream = grad if grad is not None else grad_stream
+        if upstream is not None:
+            _check_saved(stream, weight, mask, upstream, parameter_dtype)
         if grad is not None:
-            _check_saved(stream, weight, grad, parameter_dtype)
             bias = torch.zeros(width, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -209,12 +215,6 @@ class ColumnNorm(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
                 given: Tensor | None, facts: tuple[Any, ...], more: tuple[Any, ...]) -> Any:  # fmt: skip
         running, group, want_statistics = more
-        if (
-            running is not None
-            and any(ctx.needs_input_grad)
-            and (x.is_inference() or (weight is not None and weight.is_inference()))
-        ):
-            raise RuntimeError("tensors made in inference mode cannot be saved for backward: clone them outside of it")
         known = given is not None
         synced = group is not None and not known
         statistics = given
@@ -241,7 +241,7 @@ class ColumnNorm(Function):
         _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
         channels = cpu.channels_of(x, facts[3])
         if is_grad_enabled() or (type(grad) not in cpu.PLAIN and not synced):
-            _check_saved(x, weight, grad, parameter_dtype)
+            _check_saved(x, weight, mask, grad, parameter_dtype, facts[3])
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
@@ -438,7 +438,7 @@ class Pointwise(Function):
         x, alpha, shift, weight, bias, mask = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if is_grad_enabled() or type(grad) not in cpu.PLAIN:
-            _check_saved(x, alpha, grad, ctx.dtype)
+            _check_saved(x, alpha, mask, grad, ctx.dtype)
 
             def formula(
                 x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None

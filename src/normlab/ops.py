@@ -456,6 +456,10 @@ def column_norm(
             and not isinstance(running[2], Tensor)
             and cpu.fits_running(running[0], running[1], x.shape[channel])
         )
+        if running is not None and is_grad_enabled() and _from_inference(x, weight, bias):
+            raise RuntimeError(
+                f"{op}: tensors made in inference mode cannot be saved for backward; clone them outside of it"
+            )
         if not inside and running is not None:
             check_running(op, x.shape[channel], running[0], running[1])
         # Also when a forward is only recomputed: autograd must find the same tensors saved.
@@ -496,6 +500,13 @@ def _by_torch(
         return None
     return devices.column_norm(x, weight, bias, eps=eps, groups=groups, pooled=pooled, channel=channel, gain=gain,
                                statistics=statistics, running=running)  # fmt: skip
+
+
+def _from_inference(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Would autograd refuse these, and only once the running statistics have moved?"""
+    if not x.is_inference() and not (weight is not None and weight.is_inference()):
+        return False
+    return any(t is not None and t.requires_grad for t in (x, weight, bias))
 
 
 def _check_channel_parameters(op: str, channels: int, weight: Tensor | None, bias: Tensor | None) -> None:

@@ -144,6 +144,7 @@ def show_doctor(args: argparse.Namespace) -> int:
         ("thread pools", "one, shared with torch" if pools == 1 else f"{pools}: {', '.join(facts['thread_pools'])}"),
         ("kernel request", facts["request"]),
         ("16-bit products", facts["bfloat16_products"]["note"]),
+        ("huge pages", f"{'asked for' if facts['huge_pages']['asked_for'] else 'not asked for'}: {facts['huge_pages']['reason']}"),
     ]  # fmt: skip
     table("normlab doctor", ["", ""], [list(line) for line in lines])
     table("kernel per op", ["op", "kernel", "why"], [[op, *choice] for op, choice in facts["kernels"].items()])
@@ -154,6 +155,8 @@ def show_doctor(args: argparse.Namespace) -> int:
         ]
         table("128 MiB written to fresh memory, relative to reused memory", ["setting", "cost", ""], rows)
     say(facts["allocator_advice"])
+    if facts["huge_pages"]["milliseconds"]:
+        say(facts["huge_pages"]["advice"])
     return 0
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, empty_like, get_num_threads
 
 from .._torch import exchange_table, is_zero_tensor
+from . import pages
 
 native: Any = None
 missing: str | None = None
@@ -30,6 +31,9 @@ except ImportError as error:
         missing = f"the extension did not load ({error})"
 if native is not None and os.environ.get("NORMLAB_ISA"):
     native.use_isa(os.environ["NORMLAB_ISA"])
+huge_pages = pages.choose(os.environ.get(pages.VARIABLE, "auto"), pages.setting("enabled"), pages.setting("defrag"))
+if native is not None:
+    native.use_huge_pages(huge_pages[0])
 
 
 class _NoNative(RuntimeError):
