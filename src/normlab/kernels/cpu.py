@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
+from torch.compiler import is_compiling
 
 from .._torch import exchange_table, is_zero_tensor
 from . import pages
@@ -105,6 +106,8 @@ def contiguous(t: Tensor) -> Tensor:
 
 def with_memory(t: Any) -> Any:
     """t itself (a tensor or None), for torch's operators to read, which trust the memory behind a tensor."""
+    if is_compiling():  # what is traced has no memory yet
+        return t
     if type(t) in PLAIN and t.is_cpu and t.layout is torch.strided and t.numel() and not is_zero_tensor(t):
         _require_memory(t)
     return t
