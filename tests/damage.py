@@ -47,6 +47,9 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+UNREAD = ("report.html", "lock", "trials.csv", "cells.csv", "model.safetensors")
+
+
 def make_folder(root: Path) -> Path:
     """A sweep with finished, broken, failed and interrupted trials, its answer and its page; and single runs beside it."""
     folder = root / "sweep"
@@ -161,40 +164,50 @@ def change_kind(path: Path, draw: random.Random) -> None:
     # else: it is gone
 
 
-def damage(root: Path, draw: random.Random) -> list[str]:
-    """One to three damages; which."""
+def damage(root: Path, draw: random.Random) -> tuple[list[str], Path]:
+    """One to three damages of files in one folder: which, and the folder."""
+    trials = sorted((root / "sweep" / TRIALS).iterdir())
+    victim = draw.choice(
+        [root / "sweep", root / "sweep", draw.choice(trials), draw.choice(trials), root / "failed", root / "cut"]
+    )
     found = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        files = sorted(p for p in root.rglob("*") if p.is_file() and p.name not in ("report.html", "lock") and p.stat().st_size < 10**8
-                       and not p.is_symlink())  # fmt: skip
-        # A sweep has many trials and one sweep.json: half of the damage is for the single files.
-        few = [p for p in files if TRIALS not in p.parts]
-        path = draw.choice(few if draw.random() < 0.5 else files)
+        files = sorted(
+            p
+            for p in victim.iterdir()
+            if p.is_file() and not p.is_symlink() and p.name not in UNREAD and p.stat().st_size < 10**8
+        )
+        if not files:
+            break
+        path = draw.choice([*(p for p in files if p.suffix == ".json"), *files])
         ways: list[Callable[[Path, random.Random], None]] = [change_bytes, change_kind]
         if path.suffix in (".json", ".jsonl"):
             ways += [change_json] * 6
         way = draw.choice(ways)
         way(path, draw)
         found.append(f"{way.__name__} of {path.relative_to(root)}")
-    return found
+    if draw.random() < 0.05:
+        change_bytes(root / "experiment.toml", draw)
+        found.append("change_bytes of experiment.toml")
+    return found, victim
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
-def verbs(root: Path, draw: random.Random) -> list[list[str]]:
-    """Of every verb that reads, one call on each folder it may be given."""
-    cell = draw.choice(
-        sorted(p.name for p in (root / "sweep" / TRIALS).iterdir()) if (root / "sweep" / TRIALS).is_dir() else ["none"]
-    )
-    found = [["runs", "list", str(root), *draw.choice(([], ["--json"]))], ["compare", "--resume", str(root / "sweep"), "--dry-run"],
-             ["compare", "--resume", str(root / "sweep"), *draw.choice(([], ["--json"], ["--no-report"]))],
-             ["train", str(root / "experiment.toml"), "--out", str(root / "cut")], ["report", str(root / "sweep"), *draw.choice(([], ["--json"]))]]  # fmt: skip
-    for folder in (root / "sweep" / TRIALS / cell, root / draw.choice(("failed", "cut"))):
-        json_or_not: list[str] = draw.choice(([], ["--json"]))
-        file = root / draw.choice(("out.csv", "out.parquet"))
-        found += [["runs", "show", str(folder), *json_or_not], ["diagnose", str(folder), *json_or_not],
-                  ["report", str(folder), *json_or_not], ["runs", "export", str(folder), str(file)]]  # fmt: skip
+def verbs(root: Path, victim: Path, draw: random.Random) -> list[list[str]]:
+    """One call of every verb that reads the damaged files."""
+    maybe_json: list[str] = draw.choice(([], ["--json"]))
+    sweep, at = str(root / "sweep"), str(victim)
+    found = [["runs", "list", str(root), *maybe_json]]
+    if TRIALS in victim.parts or victim.name == "sweep":
+        found += [["compare", "--resume", sweep, "--dry-run"], ["report", sweep, *maybe_json],
+                  ["compare", "--resume", sweep, *draw.choice(([], ["--json"], ["--no-report"]))]]  # fmt: skip
+    if victim.name != "sweep":
+        found += [["runs", "show", at, *maybe_json], ["diagnose", at, *maybe_json], ["report", at, *maybe_json],
+                  ["runs", "export", at, str(root / draw.choice(("out.csv", "out.parquet")))]]  # fmt: skip
+    if victim.name == "cut":
+        found.append(["train", str(root / "experiment.toml"), "--out", at])
     return found
 
 
@@ -290,8 +303,8 @@ def hunt(original: Path, scratch: Path, seed: int, calls: int, children: int = 0
     while made < calls + children:
         root = scratch / f"{seed}-{made}"
         shutil.copytree(original, root)
-        what = damage(root, draw)
-        todo = verbs(root, draw)
+        what, victim = damage(root, draw)
+        todo = verbs(root, victim, draw)
         draw.shuffle(todo)
         for words in todo[: calls + children - made]:
             with quick():

@@ -437,7 +437,7 @@ def test_an_axis_of_tables(tmp_path, capsys, monkeypatch):
         [
             "compare",
             "--vary",
-            'norm_options={"gain":"none"},{"gain":"direct"}',
+            'norm_options={"gain":"none","eps":1e-5},{"gain":"direct","eps":1e-5}',
             *words,
             "--dry-run",
             "--out",
