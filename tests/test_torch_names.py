@@ -133,7 +133,7 @@ def test_functions_without_a_private_backward_are_applied_as_torch_does():
     assert _torch.direct_apply(Without) == Without.apply
     assert _torch.direct_apply(eager.RowNorm) != eager.RowNorm.apply
     x, weight, grad = torch.randn(5, 7), torch.rand(7), torch.randn(5, 7)
-    facts, found = (1, 1e-5, 7, False, False), []
+    facts, found = (1, 1e-5, 7, 7, False, False), []
     for apply in (eager.RowNorm.apply, eager.row_norm):
         leaf = x.clone().requires_grad_()
         y = apply(leaf, weight, None, None, facts)
