@@ -56,7 +56,8 @@ def leaf(*shape, dtype=torch.float32):
     return torch.randn(shape, dtype=dtype).requires_grad_()
 
 
-BATCH, IMAGES, INSTANCE, GROUP = [1, 15, 6, 6, 0, 1], [3, 5, 6, 6, 1, 1], [3, 5, 6, 6, 0, 0], [3, 5, 6, 2, 1, 0]
+# channel axis, groups, pooled
+BATCH, IMAGES, INSTANCE, GROUP = (2, 6, True), (1, 6, True), (2, 6, False), (1, 2, False)
 
 
 def row_arguments(mode, partial=7, dtype=torch.float32, plain=False, offset=False, round_first=False):
@@ -112,9 +113,9 @@ def residual_backward_arguments(*facts):
 
 
 def column_arguments(layout, plain=False, given=False, centered=True):
-    segments, _, _, groups, planes, pooled = layout
-    shape = (3, 6, 5) if planes else (3, 5, 6)
-    sets = 1 if pooled else segments
+    channel, groups, pooled = layout
+    shape = (3, 6, 5) if channel == 1 else (3, 5, 6)
+    sets = 1 if pooled else 3
     mean, square = None, None
     if given:
         mean, square = (
@@ -122,14 +123,14 @@ def column_arguments(layout, plain=False, given=False, centered=True):
             torch.rand(sets, groups, dtype=torch.float64) + 0.5,
         )
     weight, bias, mask = (None, None, None) if plain else (leaf(6), leaf(6), random_mask(3, 5))
-    return leaf(*shape), weight, bias, mask, mean, square, 1e-3, not plain, centered, layout, 1 if planes else 2
+    return leaf(*shape), weight, bias, mask, mean, square, 1e-3, not plain, centered, *layout
 
 
 def column_backward_arguments(layout, given=False, **facts):
-    x, weight, bias, mask, mean, square, eps, offset, centered, layout, channel = (
+    x, weight, bias, mask, mean, square, *rest = (
         t.detach() if isinstance(t, torch.Tensor) else t for t in column_arguments(layout, given=given, **facts)
     )
-    _, *statistics = graph.column_norm(x, weight, bias, mask, mean, square, eps, offset, centered, layout, channel)
+    _, *statistics = graph.column_norm(x, weight, bias, mask, mean, square, *rest)
     wanted = [weight is not None, bias is not None]
     return (
         torch.randn_like(x),
@@ -137,11 +138,8 @@ def column_backward_arguments(layout, given=False, **facts):
         weight,
         mask,
         *statistics,
-        eps,
-        offset,
-        centered,
         given,
-        layout,
+        *rest,
         wanted,
         torch.float32,
     )
@@ -160,19 +158,16 @@ def power_arguments(step, plain=False):
         3,
         0.8,
         1e-3,
-        BATCH,
         2,
     )
 
 
 def power_backward_arguments(step, plain=False):
-    x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, layout, channel = (
+    x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, channel = (
         t.detach() if isinstance(t, torch.Tensor) else t for t in power_arguments(step, plain)
     )
-    _, batch, count, used, warm = graph.power_norm(
-        x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, layout, channel
-    )
-    return torch.randn_like(x), x, weight, mask, batch, used, count, warm, nu, alpha, eps, layout, channel
+    _, batch, count, used, warm = graph.power_norm(x, weight, bias, mask, psi2, nu, count, warmup, alpha, eps, channel)
+    return torch.randn_like(x), x, weight, mask, batch, used, count, warm, nu, alpha, eps, channel
 
 
 def pointwise_arguments(erf, plain=False):
