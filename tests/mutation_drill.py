@@ -106,7 +106,7 @@ MUTATIONS = [
     Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
-    Mutation("runs: a torn line is continued", "src/normlab/runs.py", "            file.truncate(at + tail.rfind(b\"\\n\") + 1)", "            pass", "torn", "tests/test_runs.py"),
+    Mutation("runs: a torn line is continued", "src/normlab/runs/run.py", "        os.truncate(path, keep)", "        pass", "torn", "tests/test_runs.py"),
     Mutation("lab: random numbers not put back", "src/normlab/lab/checkpoint.py", 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),

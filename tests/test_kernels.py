@@ -274,7 +274,7 @@ def test_choice_is_pure_and_explains_itself():
     assert choose("rms_norm", "cpu", torch.float32, (2, 3), "auto", None) == ("cpu", "fused C++ kernel")
     assert choose("rms_norm", "cpu", torch.float32, (2, 3), "reference", None) == ("reference", "requested")
     kernel, reason = choose("rms_norm", "cuda", torch.float32, (2, 3), "auto", None)
-    assert kernel == "reference" and "cuda" in reason
+    assert kernel == "torch" and "cuda" in reason
     kernel, reason = choose("rms_norm", "cpu", torch.float8_e5m2, (2, 3), "auto", None)
     assert kernel == "reference" and "float8" in reason
 
@@ -327,6 +327,7 @@ main(["doctor", "--no-allocator"])
     done = child(code)
     assert done.returncode == 0, done.stderr
     assert "NO: the extension did not load" in done.stdout and "reference" in done.stdout
+    assert "no GPU has run them" in done.stdout
 
 
 def test_the_mutation_drill_still_applies():

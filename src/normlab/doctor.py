@@ -191,6 +191,7 @@ def examine(measure_allocator: bool = True) -> dict[str, Any]:
     times = huge_page_times() if measure else None
     return {
         "device": "cpu" + (f", cuda ({torch.cuda.get_device_name(0)})" if torch.cuda.is_available() else ""),
+        "other_devices": "torch's kernels and float32 formulas; checked on torch's meta device only, no GPU has run them yet",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "native": cpu.missing is None,

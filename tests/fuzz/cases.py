@@ -355,6 +355,11 @@ def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
         return False
     if any(TWISTS[n].group == "bits" for n in own) and own & {"no floating dtype", "wrong size"}:
         return False
+    # below a wrapper's dispatch torch overlooks the negative bit of what is inside, in its own layer_norm as well
+    if own & {"negative bit", "imaginary part of a conjugate"} and any("wrapper subclass" in n for n in own):
+        return False
+    if name == "on the meta device" and not set(plan.roles) - {role, "grad", "grad_stream"}:
+        return False  # nothing is on the CPU then: a case for the route of other devices, not a refusal
     if name in ("without gradients", "inference mode"):
         return not groups & {"saved", "later"}
     if twist.group in ("saved", "later") or name in ("second derivative", "backward twice"):

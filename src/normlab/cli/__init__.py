@@ -137,6 +137,7 @@ def show_doctor(args: argparse.Namespace) -> int:
     pools = len(facts["thread_pools"])
     lines = [
         ("device", facts["device"]),
+        ("other devices", facts["other_devices"]),
         ("torch", f"{facts['torch']}, Python {facts['python']}"),
         ("native kernels", f"yes, instruction set {facts['isa']}" if facts["native"] else f"NO: {facts['native_missing']}; every op runs on the reference formulas"),
         ("in this build", isas or "none"),
