@@ -179,10 +179,19 @@ inline double get(const float* p, int64_t j) { return p[j]; }
 inline double get(const double* p, int64_t j) { return p[j]; }
 inline double get(const bf16* p, int64_t j) { return bitcast<float>((uint32_t)p[j].bits << 16); }
 inline double get(const f16* p, int64_t j) { return half_to_float(p[j].bits); }
+// Rounded to odd: towards zero, and the last bit set where something was lost. A second rounding, to 16 bits, then gives what one
+// alone would have given; two roundings to nearest go the wrong way where the first lands on the middle between two 16-bit values.
+inline float to_odd_float(double v) {
+    const float nearest = (float)v;
+    if ((double)nearest == v || !(nearest - nearest == 0)) return nearest;  // exact, infinite or NaN
+    uint32_t bits = bitcast<uint32_t>(nearest);
+    if ((nearest < 0 ? -(double)nearest : (double)nearest) > (v < 0 ? -v : v)) --bits;
+    return bitcast<float>(bits | 1);
+}
 inline void put(float* p, int64_t j, double v) { p[j] = (float)v; }
 inline void put(double* p, int64_t j, double v) { p[j] = v; }
-inline void put(bf16* p, int64_t j, double v) { p[j].bits = float_to_bf16((float)v); }
-inline void put(f16* p, int64_t j, double v) { p[j].bits = float_to_half((float)v); }
+inline void put(bf16* p, int64_t j, double v) { p[j].bits = float_to_bf16(to_odd_float(v)); }
+inline void put(f16* p, int64_t j, double v) { p[j].bits = float_to_half(to_odd_float(v)); }
 
 inline double get(normlab::DType t, const void* p, int64_t j) {
     switch (t) {
