@@ -59,7 +59,7 @@ def naive(model, optimizer):
         float(output.mean()), float(output.std())
 
     for _, module in model.named_modules():
-        if isinstance(module, (normlab.RMSNorm, normlab.Residual)):
+        if isinstance(module, (normlab.RMSNorm, normlab.placements.Residual)):
             module.register_forward_hook(hook)
 
 

@@ -71,7 +71,7 @@ def straight_gradient(name, layer, x, grad, mask=None, channel_dim=-1):
     gain = state.get("weight", torch.ones(1)).abs().max().double()
     if name in ("dyt", "derf"):
         return gain * state["alpha"].abs().max().double() * grad.double().flatten()[real].abs().max()
-    labels = normlab.cells(
+    labels = normlab.functional.statistic_labels(
         name, x.shape, channel_dim=channel_dim, num_groups=getattr(layer, "num_groups", 1)
     ).flatten()[real]
     values = x.double().flatten()[real]

@@ -35,11 +35,12 @@ class Mutation:
     module: str = KERNELS
 
 
-PLACE, MODEL, SEEN = "src/normlab/placements.py", "src/normlab/transformer.py", "src/normlab/probes/watch.py"
+PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
+KERNEL = "src/normlab/kernels"
 FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = "tests/test_placements.py", "tests/test_transformer.py", "tests/test_probes.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
-TRAINER, TASKS, ANSWER = "src/normlab/lab/train.py", "src/normlab/lab/tasks.py", "src/normlab/answer.py"
+TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/test_train.py", "tests/test_tasks.py", "tests/test_answer.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
@@ -83,31 +84,31 @@ MUTATIONS = [
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
     Mutation("pointwise: slope at one", POINT, "const Bk du = g * load_same(gain + j) * slope;", "const Bk du = g * load_same(gain + j);", f"{AGREES} and dyt and float32"),
     Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
-    Mutation("reference: drop eps", "src/normlab/reference.py", "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/test_reference.py"),
-    Mutation("reference: padding leaks", "src/normlab/reference.py", "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/test_reference.py"),
-    Mutation("layer: offset gain as direct", "src/normlab/norms.py", 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/test_norms.py"),
-    Mutation("power: batch psi after warm-up", "src/normlab/eager.py", "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/test_norms.py"),
+    Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/test_reference.py"),
+    Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/test_reference.py"),
+    Mutation("layer: offset gain as direct", NORM, 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/test_norms.py"),
+    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/test_norms.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
     Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "mask", FOR_PLACEMENTS),
     Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_PLACEMENTS),
-    Mutation("placement: layer scaling from zero", PLACE, "1 / math.sqrt(self.site.layer + 1)", "1 / math.sqrt(self.site.layer + 2)", "scaling", FOR_PLACEMENTS),
+    Mutation("placement: layer scaling from zero", PLACE, "1 / math.sqrt(self.slot.layer + 1)", "1 / math.sqrt(self.site.layer + 2)", "scaling", FOR_PLACEMENTS),
     Mutation("placement: bridge left out", PLACE, "return self.bridge(self.residual(stream, branch), bottom, self.norm, mask)[1]", "return self.residual(stream, branch, self.norm, mask)[1]", "b2t", FOR_PLACEMENTS),
     Mutation("model: rotary positions turn the wrong way", MODEL, "torch.cat((-high, low), -1)", "torch.cat((high, -low), -1)", "llama", FOR_MODELS),
     Mutation("model: decoder sees the future", MODEL, "            return None, True\n", "            return None, False\n", "decoder", FOR_MODELS),
     Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_MODELS),
     Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_MODELS),
     Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding or bert", FOR_MODELS),
-    Mutation("norm: position statistics over the whole batch", "src/normlab/norms.py", "y = ops.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = ops.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/test_causal_norms.py"),
-    Mutation("leaks: nothing ever moves", "src/normlab/causal.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/test_causal.py"),
-    Mutation("probe: gradient through the mean left out", "src/normlab/probes/quantities.py", "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
-    Mutation("probe: padding counts", "src/normlab/probes/probe.py", "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
+    Mutation("norm: position statistics over the whole batch", NORM, "y = functional.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/test_causal_norms.py"),
+    Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/test_causal.py"),
+    Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
+    Mutation("probe: padding counts", SEEN, "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
     Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
-    Mutation("runs: a torn line is continued", "src/normlab/runs/run.py", "        os.truncate(path, keep)", "        pass", "torn", "tests/test_runs.py"),
-    Mutation("lab: random numbers not put back", "src/normlab/lab/checkpoint.py", 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
+    Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/test_runs.py"),
+    Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
@@ -122,9 +123,18 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+def place(mutation: Mutation, root: Path = ROOT) -> Path | None:
+    """The file to change. A mutation names a file or a room: then the text must stand in one file of it alone."""
+    named = root / mutation.file
+    files = sorted(named.rglob("*.py")) if named.is_dir() else [named]
+    found = [file for file in files if mutation.old in file.read_text()]
+    return found[0] if len(found) == 1 else None
+
+
 def applicable(mutation: Mutation) -> bool:
     """The text to change is there, and only where it is meant (twice for the two forms of a row)."""
-    return 1 <= (ROOT / mutation.file).read_text().count(mutation.old) <= 2
+    file = place(mutation)
+    return file is not None and file.read_text().count(mutation.old) <= 2
 
 
 def copy_tree(to: Path) -> None:
@@ -181,7 +191,8 @@ def drill(mutations: list[Mutation]) -> int:
                 return 2
         for mutation in mutations:
             started = time.monotonic()
-            path = tree / mutation.file
+            path = place(mutation, tree)
+            assert path is not None, mutation.name
             before = path.read_text()
             path.write_text(before.replace(mutation.old, mutation.new))
             try:

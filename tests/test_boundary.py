@@ -14,7 +14,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import normlab
-from normlab import ops
+from normlab import functional
 from normlab.kernels import cpu
 
 pytestmark = pytest.mark.skipif(cpu.missing is not None, reason=str(cpu.missing))
@@ -259,8 +259,8 @@ def test_an_imaginary_part_of_a_conjugate_keeps_its_sign():
     x = z.conj().imag
     assert x.is_neg()
     with normlab.use_kernel("reference"):
-        want = ops.rms_norm(x, (1,)), ops.dyt(x, torch.ones(1)), ops.batch_norm(x, training=True)
-    got = ops.rms_norm(x, (1,)), ops.dyt(x, torch.ones(1)), ops.batch_norm(x, training=True)
+        want = functional.rms_norm(x, (1,)), functional.dyt(x, torch.ones(1)), functional.batch_norm(x, training=True)
+    got = functional.rms_norm(x, (1,)), functional.dyt(x, torch.ones(1)), functional.batch_norm(x, training=True)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
 

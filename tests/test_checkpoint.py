@@ -12,7 +12,7 @@ from torch import nn
 import normlab
 from normlab.lab import checkpoint
 from normlab.lab.checkpoint import FILE, WEIGHTS, CheckpointUnreadable
-from normlab.transformer import CAUSAL_FORMS
+from normlab.models import CAUSAL_FORMS
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import normlab
-from normlab import devices, kernels, reference
+from normlab import kernels
+from normlab.kernels import devices, reference
 
 WIDTH = 12
 
@@ -91,7 +92,7 @@ def test_column_norms_by_torch_are_ours(name, dtype, channel_dim, gain):
                                                       channel_dim=channel, gain=gain)  # fmt: skip
     torch.testing.assert_close(y, want)
     if running is not None:
-        normlab.ops.update_running(running[0], running[1], mean[0], square[0], count[0], 0.3)
+        normlab.functional.update_running(running[0], running[1], mean[0], square[0], count[0], 0.3)
         torch.testing.assert_close(moved[:2], running[:2])
         given = devices.column_norm(x, layer.weight, layer.bias, eps=1e-5, groups=groups, pooled=True, channel=channel, gain=gain,
                                     statistics=running[:2], running=None)  # fmt: skip

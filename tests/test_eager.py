@@ -16,8 +16,8 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import normlab
-from normlab import NORMS, eager, ops, reference
-from normlab.kernels import cpu
+from normlab import NORMS, functional
+from normlab.kernels import cpu, eager, power, reference
 
 F64 = torch.float64
 WIDTH = 15  # divisible by the groups, not by any vector
@@ -64,62 +64,62 @@ def leaf(*shape):
 # name -> (function of (tensors, mask), tensors, shape of the mask)
 FUNCTIONS = {
     "layer_norm": lambda: (
-        lambda x, w, b, m: ops.layer_norm(x, (7,), w, b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
+        lambda x, w, b, m: functional.layer_norm(x, (7,), w, b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "layer_norm over two axes": lambda: (
-        lambda x, w, b, m: ops.layer_norm(x, (3, 5), w, b, mask=m), [leaf(2, 3, 5), leaf(3, 5), leaf(3, 5)], (2,)),
-    "layer_norm without parameters": lambda: (lambda x, m: ops.layer_norm(x, (7,), mask=m), [leaf(2, 3, 7)], (2, 3)),
+        lambda x, w, b, m: functional.layer_norm(x, (3, 5), w, b, mask=m), [leaf(2, 3, 5), leaf(3, 5), leaf(3, 5)], (2,)),
+    "layer_norm without parameters": lambda: (lambda x, m: functional.layer_norm(x, (7,), mask=m), [leaf(2, 3, 7)], (2, 3)),
     "layer_norm offset": lambda: (
-        lambda x, w, m: ops.layer_norm(x, (7,), w, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
+        lambda x, w, m: functional.layer_norm(x, (7,), w, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
     "rms_norm": lambda: (
-        lambda x, w, b, m: ops.rms_norm(x, (7,), w, 1e-3, bias=b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
+        lambda x, w, b, m: functional.rms_norm(x, (7,), w, 1e-3, bias=b, mask=m), [leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "rms_norm partial": lambda: (
-        lambda x, w, m: ops.rms_norm(x, (7,), w, 1e-3, partial=3, mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
+        lambda x, w, m: functional.rms_norm(x, (7,), w, 1e-3, partial=3, mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
     "rms_norm offset": lambda: (
-        lambda x, w, m: ops.rms_norm(x, (7,), w, 1e-3, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
-    "scale_norm": lambda: (lambda x, w, m: ops.scale_norm(x, w, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
+        lambda x, w, m: functional.rms_norm(x, (7,), w, 1e-3, gain="offset", mask=m), [leaf(2, 3, 7), leaf(7)], (2, 3)),
+    "scale_norm": lambda: (lambda x, w, m: functional.scale_norm(x, w, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
     "scale_norm clamped": lambda: (
-        lambda x, w, m: ops.scale_norm(x, w, 50.0, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
+        lambda x, w, m: functional.scale_norm(x, w, 50.0, mask=m), [leaf(2, 3, 7), leaf(1)], (2, 3)),
     "batch_norm": lambda: (
-        lambda x, w, b, m: ops.batch_norm(x, None, None, w, b, True, mask=m),
+        lambda x, w, b, m: functional.batch_norm(x, None, None, w, b, True, mask=m),
         [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
     "batch_norm images": lambda: (
-        lambda x, w, b, m: ops.batch_norm(x, None, None, w, b, True, channel_dim=1, mask=m),
+        lambda x, w, b, m: functional.batch_norm(x, None, None, w, b, True, channel_dim=1, mask=m),
         [leaf(2, 3, 3, 2), leaf(3), leaf(3)], (2, 3, 2)),
     "batch_norm evaluation": lambda: (
-        lambda x, w, b, m: ops.batch_norm(x, torch.full((3,), 0.2, dtype=F64), torch.full((3,), 1.7, dtype=F64),
+        lambda x, w, b, m: functional.batch_norm(x, torch.full((3,), 0.2, dtype=F64), torch.full((3,), 1.7, dtype=F64),
             w, b, mask=m),
         [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
     "instance_norm": lambda: (
-        lambda x, w, b, m: ops.instance_norm(x, w, b, mask=m), [leaf(2, 5, 3), leaf(3), leaf(3)], (2, 5)),
+        lambda x, w, b, m: functional.instance_norm(x, w, b, mask=m), [leaf(2, 5, 3), leaf(3), leaf(3)], (2, 5)),
     "instance_norm offset": lambda: (
-        lambda x, w, m: ops.instance_norm(x, w, gain="offset", channel_dim=1, mask=m),
+        lambda x, w, m: functional.instance_norm(x, w, gain="offset", channel_dim=1, mask=m),
         [leaf(2, 3, 5), leaf(3)], (2, 5)),
     "group_norm": lambda: (
-        lambda x, w, b, m: ops.group_norm(x, 3, w, b, mask=m), [leaf(2, 5, 6), leaf(6), leaf(6)], (2, 5)),
+        lambda x, w, b, m: functional.group_norm(x, 3, w, b, mask=m), [leaf(2, 5, 6), leaf(6), leaf(6)], (2, 5)),
     "group_norm images": lambda: (
-        lambda x, w, b, m: ops.group_norm(x, 2, w, b, channel_dim=1, mask=m),
+        lambda x, w, b, m: functional.group_norm(x, 2, w, b, channel_dim=1, mask=m),
         [leaf(2, 4, 3, 2), leaf(4), leaf(4)], (2, 3, 2)),
     "power_norm per batch": lambda: (
-        lambda x, w, b, m: ops.power_norm(x, torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64), torch.tensor(0),
+        lambda x, w, b, m: functional.power_norm(x, torch.ones(3, dtype=F64), torch.zeros(3, dtype=F64), torch.tensor(0),
             w, b, running=False, mask=m),
         [leaf(3, 5, 3), leaf(3), leaf(3)], (3, 5)),
     "dyt": lambda: (
-        lambda x, a, w, b, m: ops.dyt(x, a, w, b, mask=m), [leaf(2, 3, 7), leaf(1), leaf(7), leaf(7)], (2, 3)),
+        lambda x, a, w, b, m: functional.dyt(x, a, w, b, mask=m), [leaf(2, 3, 7), leaf(1), leaf(7), leaf(7)], (2, 3)),
     "derf": lambda: (
-        lambda x, a, s, w, b, m: ops.derf(x, a, s, w, b, mask=m),
+        lambda x, a, s, w, b, m: functional.derf(x, a, s, w, b, mask=m),
         [leaf(2, 3, 7), leaf(1), leaf(1), leaf(7), leaf(7)], (2, 3)),
     "residual_norm": lambda: (
-        lambda x, r, w, b, m: ops.residual_norm(x, r, w, b, mask=m),
+        lambda x, r, w, b, m: functional.residual_norm(x, r, w, b, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "residual_norm with stream": lambda: (
-        lambda x, r, w, b, m: ops.residual_norm(x, r, w, b, return_stream=True, mask=m),
+        lambda x, r, w, b, m: functional.residual_norm(x, r, w, b, return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
     "residual_norm rms alpha": lambda: (
-        lambda x, r, w, m: ops.residual_norm(x, r, w, eps=1e-3, norm="rms", alpha=1.7, gain="offset",
+        lambda x, r, w, m: functional.residual_norm(x, r, w, eps=1e-3, norm="rms", alpha=1.7, gain="offset",
             return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7)], (2, 3)),
     "residual_norm dropout": lambda: (
-        lambda x, r, w, b, m: seeded(ops.residual_norm, x, r, w, b, dropout=0.4, alpha=0.8, return_stream=True, mask=m),
+        lambda x, r, w, b, m: seeded(functional.residual_norm, x, r, w, b, dropout=0.4, alpha=0.8, return_stream=True, mask=m),
         [leaf(2, 3, 7), leaf(2, 3, 7), leaf(7), leaf(7)], (2, 3)),
 }  # fmt: skip
 
@@ -159,22 +159,22 @@ def test_gradients_with_create_graph_are_the_kernels(function):
 def test_create_graph_when_the_branch_depends_on_x():
     """The common case: branch = sublayer(x). Replaying must not follow the branch back to x a second time."""
     x, mix, weight = leaf(3, 7), torch.randn(7, 7, dtype=F64), leaf(7)
-    y = ops.residual_norm(x, x @ mix, weight)
+    y = functional.residual_norm(x, x @ mix, weight)
     g = torch.randn_like(y)
     plain = torch.autograd.grad(y, [x, weight], g, retain_graph=True)
     replayed = torch.autograd.grad(y, [x, weight], g, create_graph=True)
     for a, b in zip(plain, replayed, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    assert gradgradcheck(lambda x, w: ops.residual_norm(x, x @ mix, w), [x, weight])
+    assert gradgradcheck(lambda x, w: functional.residual_norm(x, x @ mix, w), [x, weight])
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch", "dyt"])
 def test_create_graph_when_layers_share_a_weight(norm):
     x, weight, alpha = leaf(5, 7), leaf(7), leaf(1)
     apply = {
-        "layer": lambda t: ops.layer_norm(t, (7,), weight),
-        "batch": lambda t: ops.batch_norm(t, None, None, weight, None, True),
-        "dyt": lambda t: ops.dyt(t, alpha, weight),
+        "layer": lambda t: functional.layer_norm(t, (7,), weight),
+        "batch": lambda t: functional.batch_norm(t, None, None, weight, None, True),
+        "dyt": lambda t: functional.dyt(t, alpha, weight),
     }[norm]
     wanted = [x, weight, alpha] if norm == "dyt" else [x, weight]
     y = apply(apply(x))
@@ -206,7 +206,7 @@ def test_second_derivative_equals_torchs():
 
 def test_in_place_change_of_a_saved_input_is_caught():
     x = torch.randn(3, 7, requires_grad=True) * 1
-    y = ops.layer_norm(x, (7,))
+    y = functional.layer_norm(x, (7,))
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(torch.randn_like(y))
@@ -216,7 +216,7 @@ def test_in_place_change_of_a_saved_input_is_caught():
 def test_residual_gradient_through_one_output_only(which):
     x, branch, weight = leaf(3, 7), leaf(3, 7), leaf(7)
     outputs = dict(
-        zip(("y", "stream"), ops.residual_norm(x, branch, weight, alpha=1.3, return_stream=True), strict=True)
+        zip(("y", "stream"), functional.residual_norm(x, branch, weight, alpha=1.3, return_stream=True), strict=True)
     )
     stream = 1.3 * x + branch
     plain = {"y": nn.functional.layer_norm(stream, (7,), weight), "stream": stream}
@@ -589,7 +589,7 @@ def test_a_parametrized_weight_is_used(name):
 def test_eager_is_the_path_these_tests_took(monkeypatch):
     """Were the calls above routed to the reference or the graph ops, they would prove nothing about this module."""
     seen = []
-    for function in (eager.RowNorm, eager.ResidualNorm, eager.ColumnNorm, eager.PowerNorm, eager.Pointwise):
+    for function in (eager.RowNorm, eager.ResidualNorm, eager.ColumnNorm, power.PowerNorm, eager.Pointwise):
         forward = function.forward
         monkeypatch.setattr(
             function, "forward", staticmethod(lambda *a, f=forward, n=function.__name__: (seen.append(n), f(*a))[1])
@@ -690,7 +690,7 @@ def test_rows_of_any_form_are_right_in_both_ways(case, monkeypatch):
     leaves = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias)]
 
     def run():
-        y = ops.layer_norm(leaves[0], (WIDTH,), leaves[1], leaves[2])
+        y = functional.layer_norm(leaves[0], (WIDTH,), leaves[1], leaves[2])
         return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], up)]
 
     seen, described = seen_and_described(monkeypatch, run)
@@ -750,7 +750,7 @@ def test_even_rows_are_read_where_they_are():
         except cpu.Unfit:
             assert not direct
         else:
-            assert direct and torch.equal(y, ops.layer_norm(view.contiguous(), (67,)))
+            assert direct and torch.equal(y, functional.layer_norm(view.contiguous(), (67,)))
 
 
 # ---- what must not reach a kernel ------------------------------------------------------------------------------------
@@ -788,9 +788,9 @@ def test_another_default_device_changes_nothing(name, kind):
 
 
 @pytest.mark.parametrize("call", [
-    lambda x, w, b: ops.layer_norm(x, (8,), w, b),
-    lambda x, w, b: ops.residual_norm(x, x, w, b),
-    lambda x, w, b: ops.group_norm(x, 2, w, b),
+    lambda x, w, b: functional.layer_norm(x, (8,), w, b),
+    lambda x, w, b: functional.residual_norm(x, x, w, b),
+    lambda x, w, b: functional.group_norm(x, 2, w, b),
 ])  # fmt: skip
 @pytest.mark.parametrize("with_weight", [True, False])
 def test_parameters_of_other_shapes_get_gradients_of_theirs(call, with_weight):
@@ -807,7 +807,7 @@ def test_the_gradient_of_a_stream_alone_is_plain():
     x[1], x[2, 3] = 0, float("inf")
     leaves = [x.requires_grad_(), torch.zeros(4, 7, requires_grad=True)]
     weight = torch.ones(7, requires_grad=True)
-    _, stream = ops.residual_norm(*leaves, weight, eps=0.0, norm="rms", alpha=1.5, return_stream=True)
+    _, stream = functional.residual_norm(*leaves, weight, eps=0.0, norm="rms", alpha=1.5, return_stream=True)
     up = torch.randn(4, 7)
     stream.backward(up)
     assert torch.equal(leaves[0].grad, up * 1.5) and torch.equal(leaves[1].grad, up) and weight.grad is None
@@ -827,4 +827,4 @@ def test_a_gain_without_memory_of_its_own_counts():
             return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
 
     x, gain = torch.randn(3, 8), torch.randn(8)
-    assert torch.equal(ops.layer_norm(x, (8,), Wrapped(gain)), ops.layer_norm(x, (8,), gain))
+    assert torch.equal(functional.layer_norm(x, (8,), Wrapped(gain)), functional.layer_norm(x, (8,), gain))

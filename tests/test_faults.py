@@ -394,7 +394,7 @@ def test_two_thousand_finished_trials_leave_nothing_to_do(tmp_path, capsys):
 
     folder = tmp_path / "sweep"
     arguments = cli.build_parser().parse_args(many(2000))
-    sweep = checked(cli.lab._sweep(arguments))
+    sweep = checked(cli.compare._sweep(arguments))
     plan(sweep, folder, 2, estimate=False)
     trials = sweep.trials()
     assert len(trials) == 2000

@@ -14,7 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 
 import normlab
-from normlab import NORMS, graph, ops
+from normlab import NORMS, functional
+from normlab.kernels import graph
 
 WIDTH = 15  # divisible by the groups, not by any vector
 EVERY = [*NORMS, "residual"]
@@ -392,10 +393,10 @@ def test_compiled_lengths():
 def test_graph_takes_parameters_of_unlike_dtypes(norm, dtypes):
     x, weight, bias = torch.randn(5, 3, 7), torch.randn(7).to(dtypes[0]), torch.randn(7).to(dtypes[1])
     call = {
-        "layer": lambda: ops.layer_norm(x, (7,), weight, bias),
-        "residual": lambda: ops.residual_norm(x, x, weight, bias),
-        "batch": lambda: ops.batch_norm(x, None, None, weight, bias, True),
-        "group": lambda: ops.group_norm(x, 7, weight, bias),
+        "layer": lambda: functional.layer_norm(x, (7,), weight, bias),
+        "residual": lambda: functional.residual_norm(x, x, weight, bias),
+        "batch": lambda: functional.batch_norm(x, None, None, weight, bias, True),
+        "group": lambda: functional.group_norm(x, 7, weight, bias),
     }[norm]
     assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(), call())
 

@@ -14,11 +14,11 @@ import damage
 import pytest
 
 from normlab import RunUnreadable, cli, runs
-from normlab.cli.lab import _values
+from normlab.cli.options import values_of as _values
 from normlab.cli.show import table, visible
 from normlab.lab import Experiment, Pool, Sweep, Trial, checked, plan, run, train
+from normlab.lab.rates import Bracket, LearningRateRange
 from normlab.lab.sweep import TRIALS, finished
-from normlab.rates import Bracket, LearningRateRange
 from normlab.runs.files import LINE
 
 TINY = Experiment(steps=4, batch_size=2, held_out=3, evaluations=1, watch="none", options={"length": 9},

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import normlab
-from normlab import ops, reference
-from normlab.kernels import choose, cpu
+from normlab import functional
+from normlab.kernels import choose, cpu, reference
 from normlab.kernels.selection import OPS
 
 pytestmark = pytest.mark.skipif(cpu.native is None, reason="no native kernels in this installation")
@@ -148,7 +148,7 @@ def test_nan_spoils_only_its_own_statistic(name, isa):
     clean = run(layer, x, grad)
     x[2, 3, 5] = NAN
     got = run(layer, x, grad)
-    labels = normlab.cells(name, x.shape, num_groups=4)
+    labels = normlab.functional.statistic_labels(name, x.shape, num_groups=4)
     own = labels == labels[2, 3, 5]
     assert torch.isnan(got.y[2, 3, 5]) and torch.isnan(got.dx[2, 3, 5])
     assert torch.equal(got.y[~own], clean.y[~own]) and torch.equal(got.dx[~own], clean.dx[~own])
@@ -166,7 +166,7 @@ def test_large_mean_costs_nothing(name, mean, isa):
 def test_layer_norm_at_mean_1e4_within_two_millionths(isa):
     x = torch.randn(512, 1024) + 1e4
     want = reference.row_norm(x.double(), None, None, None, mode="layer", eps=1e-5, partial=1024)
-    assert (ops.layer_norm(x, (1024,)).double() - want).abs().max() <= 2e-6
+    assert (functional.layer_norm(x, (1024,)).double() - want).abs().max() <= 2e-6
 
 
 @pytest.mark.parametrize("name", ["layer", "rms", "scale", "batch", "instance", "group", "power"])
@@ -192,10 +192,10 @@ def test_outlier_features_do_not_hurt(isa):
         x = torch.randn(16, 1024) + 3
         x[:, at] += 3000
         want = reference.row_norm(x.double(), None, None, None, mode="layer", eps=1e-5, partial=1024)
-        assert_close("y", ops.layer_norm(x, (1024,)), want, torch.float32)
+        assert_close("y", functional.layer_norm(x, (1024,)), want, torch.float32)
         rows = x.T.contiguous()
         want = reference.column_norm(rows.double(), None, None, None, eps=1e-5, groups=16, pooled=True)[0]
-        assert_close("batch", ops.batch_norm(rows, training=True), want, torch.float32)
+        assert_close("batch", functional.batch_norm(rows, training=True), want, torch.float32)
 
 
 def test_a_first_block_unlike_the_rest_does_not_hurt(isa):
@@ -203,7 +203,7 @@ def test_a_first_block_unlike_the_rest_does_not_hurt(isa):
     x = torch.randn(3, 65537)
     x[:, :64] += 1000
     want = reference.row_norm(x.double(), None, None, None, mode="layer", eps=1e-5, partial=65537)
-    assert_close("y", ops.layer_norm(x, (65537,)), want, torch.float32)
+    assert_close("y", functional.layer_norm(x, (65537,)), want, torch.float32)
 
 
 def test_scale_norm_below_eps_is_a_plain_division(isa):
@@ -289,7 +289,7 @@ def test_a_request_that_cannot_be_met_raises():
     with pytest.raises(normlab.KernelUnavailable, match="no C\\+\\+ compiler"):
         choose("layer_norm", "cpu", torch.float32, (1, 1), "cpu", "no C++ compiler was found")
     with pytest.raises(normlab.KernelUnavailable, match="meta"), normlab.use_kernel("cpu"):
-        normlab.layer_norm(torch.ones(2, 3, device="meta"), (3,))
+        normlab.functional.layer_norm(torch.ones(2, 3, device="meta"), (3,))
     with pytest.raises(ValueError, match="Did you mean 'reference'"), normlab.use_kernel("refrence"):
         pass
 

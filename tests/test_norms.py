@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import normlab
-from normlab import ops, reference
-from normlab.kernels import cpu
+from normlab import functional
+from normlab.kernels import cpu, reference
 
 FEATURES = 21  # 3 * 7: groups of channels must divide it
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -478,12 +478,12 @@ def test_parameters_need_not_be_dense(name: str, strided: Callable[[int], Tensor
     """A gain that is a view (tied, sliced, expanded) is read through its strides."""
     weight, x = strided(21), draw(5, 7, 21)
     call: dict[str, Callable[[Tensor], Tensor]] = {
-        "layer": lambda w: ops.layer_norm(x, (21,), w),
-        "rms": lambda w: ops.rms_norm(x, (21,), w),
-        "batch": lambda w: ops.batch_norm(x, weight=w, training=True),
-        "instance": lambda w: ops.instance_norm(x, w),
-        "group": lambda w: ops.group_norm(x, 3, w),
-        "dyt": lambda w: ops.dyt(x, torch.ones(1), w),
+        "layer": lambda w: functional.layer_norm(x, (21,), w),
+        "rms": lambda w: functional.rms_norm(x, (21,), w),
+        "batch": lambda w: functional.batch_norm(x, weight=w, training=True),
+        "instance": lambda w: functional.instance_norm(x, w),
+        "group": lambda w: functional.group_norm(x, 3, w),
+        "dyt": lambda w: functional.dyt(x, torch.ones(1), w),
     }
     view, dense = weight.detach().requires_grad_(), weight.detach().clone(memory_format=torch.contiguous_format)
     dense.requires_grad_()
@@ -515,7 +515,7 @@ def test_cells_that_share_a_statistic_are_those_the_gradient_couples(name: str) 
     build, shape, facts = CELLS[name]
     layer = shaken(build()).double()
     facts = dict(facts)
-    labels = normlab.cells(facts.pop("norm", name), shape, **facts).flatten()
+    labels = normlab.functional.statistic_labels(facts.pop("norm", name), shape, **facts).flatten()
     jacobian = torch.autograd.functional.jacobian(layer, draw(*shape, dtype=torch.float64))
     coupled = jacobian.reshape(labels.numel(), labels.numel()).abs() > 1e-9
     assert torch.equal(coupled, labels[:, None] == labels[None, :])
@@ -1370,25 +1370,25 @@ def test_bad_options_are_refused(mistake: str) -> None:
 
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
-    "layer eps": (lambda x: ops.layer_norm(x, (21,), eps=-1.0), ["eps", "-1.0"]),
-    "rms eps": (lambda x: ops.rms_norm(x, (21,), eps=-1.0), ["eps", "-1.0"]),
-    "scale eps": (lambda x: ops.scale_norm(x, eps=-1.0), ["eps", "-1.0"]),
-    "batch eps": (lambda x: ops.batch_norm(x, training=True, eps=-1.0), ["eps", "-1.0"]),
-    "instance eps": (lambda x: ops.instance_norm(x, eps=-1.0), ["eps", "-1.0"]),
-    "group eps": (lambda x: ops.group_norm(x, 3, eps=-1.0), ["eps", "-1.0"]),
-    "residual eps": (lambda x: ops.residual_norm(x, x, eps=-1.0), ["eps", "-1.0"]),
-    "layer gain": (lambda x: ops.layer_norm(x, (21,), torch.ones(21), gain="ofset"), ["'ofset'", "'offset'"]),
-    "batch gain": (lambda x: ops.batch_norm(x, training=True, gain="ofset"), ["'ofset'", "'offset'"]),
-    "residual gain": (lambda x: ops.residual_norm(x, x, gain="ofset"), ["'ofset'", "'offset'"]),
-    "groups": (lambda x: ops.group_norm(x, 4), ["21", "4", "divide"]),
-    "partial none": (lambda x: ops.rms_norm(x, (21,), partial=0), ["partial", "0", "21"]),
-    "partial beyond": (lambda x: ops.rms_norm(x, (21,), partial=22), ["partial", "22", "21"]),
-    "weight": (lambda x: ops.layer_norm(x, (21,), torch.ones(20)), ["weight", "20", "21"]),
-    "channel weight": (lambda x: ops.group_norm(x, 3, torch.ones(20)), ["weight", "20", "21"]),
-    "nothing to evaluate with": (lambda x: ops.batch_norm(x), ["running statistics", "training=True"]),
-    "shape": (lambda x: ops.layer_norm(x, (11, 22)), ["(5, 11, 21)", "(11, 22)"]),
-    "dropout": (lambda x: ops.residual_norm(x, x, dropout=1.5), ["dropout", "1.5"]),
-    "norm": (lambda x: ops.residual_norm(x, x, norm="batch"), ["'batch'", "layer", "rms"]),
+    "layer eps": (lambda x: functional.layer_norm(x, (21,), eps=-1.0), ["eps", "-1.0"]),
+    "rms eps": (lambda x: functional.rms_norm(x, (21,), eps=-1.0), ["eps", "-1.0"]),
+    "scale eps": (lambda x: functional.scale_norm(x, eps=-1.0), ["eps", "-1.0"]),
+    "batch eps": (lambda x: functional.batch_norm(x, training=True, eps=-1.0), ["eps", "-1.0"]),
+    "instance eps": (lambda x: functional.instance_norm(x, eps=-1.0), ["eps", "-1.0"]),
+    "group eps": (lambda x: functional.group_norm(x, 3, eps=-1.0), ["eps", "-1.0"]),
+    "residual eps": (lambda x: functional.residual_norm(x, x, eps=-1.0), ["eps", "-1.0"]),
+    "layer gain": (lambda x: functional.layer_norm(x, (21,), torch.ones(21), gain="ofset"), ["'ofset'", "'offset'"]),
+    "batch gain": (lambda x: functional.batch_norm(x, training=True, gain="ofset"), ["'ofset'", "'offset'"]),
+    "residual gain": (lambda x: functional.residual_norm(x, x, gain="ofset"), ["'ofset'", "'offset'"]),
+    "groups": (lambda x: functional.group_norm(x, 4), ["21", "4", "divide"]),
+    "partial none": (lambda x: functional.rms_norm(x, (21,), partial=0), ["partial", "0", "21"]),
+    "partial beyond": (lambda x: functional.rms_norm(x, (21,), partial=22), ["partial", "22", "21"]),
+    "weight": (lambda x: functional.layer_norm(x, (21,), torch.ones(20)), ["weight", "20", "21"]),
+    "channel weight": (lambda x: functional.group_norm(x, 3, torch.ones(20)), ["weight", "20", "21"]),
+    "nothing to evaluate with": (lambda x: functional.batch_norm(x), ["running statistics", "training=True"]),
+    "shape": (lambda x: functional.layer_norm(x, (11, 22)), ["(5, 11, 21)", "(11, 22)"]),
+    "dropout": (lambda x: functional.residual_norm(x, x, dropout=1.5), ["dropout", "1.5"]),
+    "norm": (lambda x: functional.residual_norm(x, x, norm="batch"), ["'batch'", "layer", "rms"]),
 }
 
 

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normlab
-from normlab import NORMS, PLACEMENTS, Site, ops, placements
-from normlab.transformer import ARCHITECTURES, Stack, TransformerConfig, build
+from normlab import NORMS, PLACEMENTS, functional, placements
+from normlab.models import ARCHITECTURES, Stack, TransformerConfig, build
+from normlab.placements import Slot
 
 WIDTH, LAYERS = 7, 3
 NAMES = list(PLACEMENTS)
@@ -89,12 +90,11 @@ class Net(nn.Module):
         super().__init__()
         facts = PLACEMENTS[name]
         self.kinds = ["attention", *(["cross"] if stack == "decoder" and other_layers else []), "feedforward"]
-        options = {**({"width": width} if name == "admin" else {}), **options}
         self.places = nn.ModuleList(
-            facts.place(
+            facts.placement(
                 norm,
-                Site(layer=layer, num_layers=layers, kind=kind, first=kind == "attention", last=kind == "feedforward",
-                     stack=stack, other_layers=other_layers),
+                Slot(layer=layer, num_layers=layers, kind=kind, first=kind == "attention", last=kind == "feedforward",
+                     stack=stack, other_layers=other_layers, width=width),
                 dropout=dropout, fuse=fuse, **options,
             )
             for layer in range(layers)
@@ -167,7 +167,7 @@ def pre(net: Net, x: Tensor, N: Normalize) -> Tensor:
 
 def deepnorm(net: Net, x: Tensor, N: Normalize) -> Tensor:
     """Of three layers alone, or beside four of the other stack."""
-    site = net.places[0].site
+    site = net.places[0].slot
     if site.other_layers == 0:
         alpha = 6**0.25
     elif site.stack == "decoder":
@@ -409,9 +409,9 @@ GENERIC_NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_every_placement_is_made_from_a_factory_and_a_site_alone(name: str, norm: str) -> None:
     facts, make = PLACEMENTS[name], GENERIC_NORMS[norm]
-    sites = [Site(layer=i, num_layers=3, kind=kind, first=kind == "attention", last=kind == "feedforward")
+    sites = [Slot(layer=i, num_layers=3, kind=kind, first=kind == "attention", last=kind == "feedforward")
              for i in range(3) for kind in ("attention", "feedforward")]  # fmt: skip
-    places, ends = [facts.place(make, site) for site in sites], facts.ends(make)
+    places, ends = [facts.placement(make, site) for site in sites], facts.ends(make)
     stream = ends.enter(draw(2, 5, WIDTH, dtype=torch.float32))
     for place in places:
         stream = place(stream, torch.tanh)
@@ -462,9 +462,11 @@ def test_placements_and_their_ends_start_again_as_they_were_made(name: str) -> N
     ],
 )
 def test_deepnorm_scales_are_the_papers_table(layers: int, stack: str, other: int, alpha: float, beta: float) -> None:
-    assert normlab.deepnorm_scales(layers, stack=stack, other_layers=other) == pytest.approx((alpha, beta), rel=1e-9)
-    site = Site(num_layers=layers, layer=layers - 1, stack=stack, other_layers=other)
-    place = normlab.DeepNorm(lambda: normlab.LayerNorm(4), site)
+    assert normlab.placements.deepnorm_scales(layers, stack=stack, other_layers=other) == pytest.approx(
+        (alpha, beta), rel=1e-9
+    )
+    site = Slot(num_layers=layers, layer=layers - 1, stack=stack, other_layers=other)
+    place = normlab.placements.DeepNorm(lambda: normlab.LayerNorm(4), site)
     assert place.residual.alpha == pytest.approx(alpha, rel=1e-9)
 
 
@@ -472,7 +474,7 @@ def test_encoder_decoder_gives_each_stack_its_own_scale() -> None:
     model = build(architecture="encoder-decoder", dim=8, num_heads=2, num_layers=6, num_decoder_layers=3, vocab_size=5,
                   placement="deepnorm")  # fmt: skip
     alphas = {
-        stack: {m.alpha for m in getattr(model, stack).modules() if isinstance(m, normlab.Residual)}
+        stack: {m.alpha for m in getattr(model, stack).modules() if isinstance(m, normlab.placements.Residual)}
         for stack in ("encoder", "decoder")
     }
     assert list(alphas["encoder"]) == pytest.approx([0.81 * (6**4 * 3) ** (1 / 16)])
@@ -490,7 +492,7 @@ def test_encoder_decoder_gives_each_stack_its_own_scale() -> None:
     ],
 )
 def test_subln_gain_is_the_papers(layers: int, stack: str, other: int, gain: float) -> None:
-    assert normlab.subln_gain(layers, stack=stack, other_layers=other) == pytest.approx(gain, rel=1e-7)
+    assert normlab.placements.subln_gain(layers, stack=stack, other_layers=other) == pytest.approx(gain, rel=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -505,8 +507,8 @@ def test_subln_gain_is_the_papers(layers: int, stack: str, other: int, gain: flo
     ],
 )
 def test_admin_starts_from_the_number_of_sums(change: str, stack: str, other: int, scale: float) -> None:
-    site = Site(num_layers=6, stack=stack, other_layers=other)
-    place = normlab.Admin(lambda: normlab.LayerNorm(4), site, width=4, output_change=change)
+    site = Slot(num_layers=6, stack=stack, other_layers=other, width=4)
+    place = normlab.placements.Admin(nn.Identity, site, output_change=change)
     assert place.omega.tolist() == pytest.approx([scale] * 4, rel=1e-6)
 
 
@@ -528,9 +530,9 @@ def test_rezero_starts_as_the_identity_with_a_gradient_on_its_factors() -> None:
     [(4, 0.25, 1), (2, 0.25, 0), (12, 0.25, 3), (7, 0.25, 1), (5, 0.0, 0), (5, 1.0, 5), (5, 0.5, 2), (100, 0.29, 29)],
 )
 def test_mix_splits_at_the_floor_of_the_share(layers: int, share: float, post_layers: int) -> None:
-    sites = [Site(layer=i, num_layers=layers) for i in range(layers)]
-    kinds = [type(normlab.MixNorm(nn.Identity, site, post_share=share).place) for site in sites]
-    assert kinds == [normlab.PostNorm] * post_layers + [normlab.PreNorm] * (layers - post_layers)
+    sites = [Slot(layer=i, num_layers=layers) for i in range(layers)]
+    kinds = [type(normlab.placements.MixNorm(nn.Identity, site, post_share=share).place) for site in sites]
+    assert kinds == [normlab.placements.PostNorm] * post_layers + [normlab.placements.PreNorm] * (layers - post_layers)
 
 
 # ---- plain use -------------------------------------------------------------------------------------------------------
@@ -558,7 +560,7 @@ BARE: dict[str, Callable[[Any, Tensor, Callable[[Tensor], Tensor]], Tensor]] = {
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "residual-dual"])
 def test_a_tensor_in_a_block_of_ones_own_gives_a_tensor(name: str, fuse: bool) -> None:
     options = {"width": WIDTH} if name == "admin" else {}
-    place = PLACEMENTS[name].place(lambda: normlab.LayerNorm(WIDTH), fuse=fuse, **options)
+    place = PLACEMENTS[name].placement(lambda: normlab.LayerNorm(WIDTH), fuse=fuse, **options)
     place, sublayer, x = shaken(place.double()), shaken(Map().double()), draw(3, WIDTH)
     y = place(x, sublayer)
     assert type(y) is Tensor
@@ -566,7 +568,7 @@ def test_a_tensor_in_a_block_of_ones_own_gives_a_tensor(name: str, fuse: bool) -
 
 
 def test_residual_dual_refuses_a_tensor() -> None:
-    place = normlab.ResidualDual(lambda: normlab.LayerNorm(WIDTH))
+    place = normlab.placements.ResidualDual(lambda: normlab.LayerNorm(WIDTH))
     with pytest.raises(TypeError, match=r"two streams.*enter"):
         place(torch.zeros(2, WIDTH), nn.Identity())
 
@@ -585,7 +587,7 @@ def test_residual_dual_keeps_its_second_stream_free_of_norms() -> None:
 @pytest.mark.parametrize("batch", [2, 3])
 def test_b2t_above_its_first_sublayer_refuses_a_tensor(batch: int) -> None:
     """Without what entered the layer there is nothing to bridge from; a batch of two must not pass for a pair."""
-    place = normlab.B2T(lambda: normlab.LayerNorm(WIDTH), Site(kind="feedforward", first=False))
+    place = normlab.placements.B2T(lambda: normlab.LayerNorm(WIDTH), Slot(kind="feedforward", first=False))
     with pytest.raises(TypeError):
         place(torch.zeros(batch, WIDTH), nn.Identity())
 
@@ -609,7 +611,7 @@ FUSED_NORMS: dict[str, Callable[[], nn.Module]] = {
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one with each call of the fused op."""
     calls: list[str] = []
-    inner = ops.residual_norm
+    inner = functional.residual_norm
 
     def spy(*arguments: Any, **options: Any) -> Any:
         calls.append(options["norm"])
@@ -645,7 +647,7 @@ def test_fused_and_unfused_sums_are_the_formula(
     want_grads = torch.autograd.grad(want, inputs, upstream.double())
     relative = 1e-12 if dtype == torch.float64 else 1e-5
     for fuse in (True, False):
-        got = torch.stack(normlab.Residual(alpha, fuse=fuse)(x, branch, norm))
+        got = torch.stack(normlab.placements.Residual(alpha, fuse=fuse)(x, branch, norm))
         assert got.dtype == dtype
         assert_close(got, want, relative)
         for g, w in zip(torch.autograd.grad(got, inputs, upstream), want_grads, strict=True):
@@ -669,7 +671,7 @@ def test_sums_in_bfloat16_round_where_they_say(kind: str, early: bool, alpha: fl
     y = (F.layer_norm if kind == "layer" else F.rms_norm)(want_stream.float(), (width,), eps=1e-5)
     bias = 0 if norm.bias is None else norm.bias.float()
     want = y.bfloat16() * norm.weight if early else (y * norm.weight.float() + bias).bfloat16()
-    stream, got = normlab.Residual(alpha, fuse=fuse)(x, branch, norm)
+    stream, got = normlab.placements.Residual(alpha, fuse=fuse)(x, branch, norm)
     assert stream.dtype == got.dtype == torch.bfloat16
     assert torch.equal(stream, want_stream)
     assert (got != want).float().mean() < 0.01 and within_one_step(got, want)
@@ -684,14 +686,14 @@ def test_round_before_gain_shows_in_bfloat16() -> None:
     x, branch = (draw(64, 16, dtype=torch.bfloat16) for _ in range(2))
     early, late = (shaken(normlab.RMSNorm(16, round_before_gain=e).bfloat16()) for e in (True, False))
     late.load_state_dict(early.state_dict())
-    differ = normlab.Residual()(x, branch, early)[1] != normlab.Residual()(x, branch, late)[1]
+    differ = normlab.placements.Residual()(x, branch, early)[1] != normlab.placements.Residual()(x, branch, late)[1]
     assert differ.float().mean() > 0.05
 
 
 def test_partial_rms_norm_goes_the_unfused_way(fused_calls: list[str]) -> None:
     norm = shaken(normlab.RMSNorm(8, partial=0.5, eps=1e-6).double())
     x, branch = draw(5, 8), draw(5, 8)
-    stream, y = normlab.Residual(1.5)(x, branch, norm)
+    stream, y = normlab.placements.Residual(1.5)(x, branch, norm)
     want = 1.5 * x + branch
     assert_close(stream, want)
     assert_close(y, want / (want[:, :4].square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight)
@@ -702,7 +704,7 @@ def test_batch_norm_goes_the_unfused_way_with_its_mask(fused_calls: list[str]) -
     norm = shaken(normlab.BatchNorm(WIDTH).double())
     x, branch = draw(3, 4, WIDTH), draw(3, 4, WIDTH)
     mask = torch.arange(4) < torch.tensor([4, 1, 2])[:, None]
-    stream, y = normlab.Residual(1.5)(x, branch, norm, mask)
+    stream, y = normlab.placements.Residual(1.5)(x, branch, norm, mask)
     assert_close(stream, 1.5 * x + branch)
     assert_close(y[mask], batch_norm(norm, (1.5 * x + branch)[mask]))
     assert not fused_calls
@@ -711,7 +713,7 @@ def test_batch_norm_goes_the_unfused_way_with_its_mask(fused_calls: list[str]) -
 def test_norm_over_several_axes_goes_the_unfused_way(fused_calls: list[str]) -> None:
     norm = shaken(normlab.LayerNorm((4, WIDTH)).double())
     x, branch = draw(3, 4, WIDTH), draw(3, 4, WIDTH)
-    y = normlab.Residual()(x, branch, norm)[1]
+    y = normlab.placements.Residual()(x, branch, norm)[1]
     assert_close(y, F.layer_norm(x + branch, (4, WIDTH), norm.weight, norm.bias))
     assert not fused_calls
 
@@ -725,7 +727,7 @@ def test_mixed_dtypes_go_the_unfused_way_and_keep_the_wider(
 ) -> None:
     norm = shaken(normlab.LayerNorm(WIDTH, dtype=stream_dtype))
     x, branch = draw(5, WIDTH, dtype=stream_dtype), draw(5, WIDTH, dtype=branch_dtype)
-    stream, y = normlab.Residual(alpha)(x, branch, norm)
+    stream, y = normlab.placements.Residual(alpha)(x, branch, norm)
     want = alpha * x.double() + branch.double()
     assert stream.dtype == y.dtype == stream_dtype
     assert_close(stream, want, 4 * torch.finfo(stream_dtype).eps)
@@ -739,7 +741,7 @@ def test_mixed_dtypes_go_the_unfused_way_and_keep_the_wider(
 def test_branch_that_broadcasts_is_added_fused_or_not(fuse: bool) -> None:
     norm = shaken(normlab.LayerNorm(WIDTH).double())
     x, branch = draw(3, 4, WIDTH), draw(WIDTH)
-    stream, y = normlab.Residual(fuse=fuse)(x, branch, norm)
+    stream, y = normlab.placements.Residual(fuse=fuse)(x, branch, norm)
     assert_close(stream, x + branch)
     assert_close(y, layer_norm(norm, x + branch))
 
@@ -761,7 +763,7 @@ def test_hook_on_every_residual_sees_stream_and_branch(name: str, fuse: bool) ->
     net, seen = shaken(Net(name, FACTORIES["layer"][0], fuse=fuse).double()), []
     branches: list[Tensor] = []
     for m in net.modules():
-        if isinstance(m, normlab.Residual):
+        if isinstance(m, normlab.placements.Residual):
             m.register_forward_hook(lambda module, inputs, output: seen.append((module, inputs, output)))
         elif isinstance(m, Map) and name in ("pre", "post"):
             m.register_forward_hook(lambda module, inputs, output: branches.append(output))
@@ -832,7 +834,7 @@ def test_norms_of_one_sample_in_every_place_are_those_of_the_sample_without_its_
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("drop", [0.1, 0.5])
 def test_residual_dropout_keeps_the_mean_of_the_branch(drop: float, fuse: bool, normed: bool) -> None:
-    residual = normlab.Residual(2.0, drop, fuse=fuse)
+    residual = normlab.placements.Residual(2.0, drop, fuse=fuse)
     x, branch = torch.randn(400, 50), torch.ones(400, 50)
     arguments = (x, branch, normlab.LayerNorm(50)) if normed else (x, branch)
     stream = residual(*arguments)[0] if normed else residual(*arguments)
@@ -852,7 +854,7 @@ def test_dropout_of_every_placement_falls_on_the_branch_once(name: str, fuse: bo
     """Norms that do nothing, a stream of zero and a constant branch: what comes out is dropped or scaled up."""
     drop, options = 0.3, {"width": 50} if name == "admin" else {}
     facts = PLACEMENTS[name]
-    place, ends = facts.place(nn.Identity, dropout=drop, fuse=fuse, **options), facts.ends(nn.Identity, fuse=fuse)
+    place, ends = facts.placement(nn.Identity, dropout=drop, fuse=fuse, **options), facts.ends(nn.Identity, fuse=fuse)
     if name == "rezero":
         nn.init.constant_(place.alpha, 1.5)
 
@@ -884,7 +886,7 @@ def test_dropout_follows_the_seed_and_is_off_in_eval(name: str, fuse: bool) -> N
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "unfused"])
 def test_residual_dual_drops_the_same_from_both_streams(fuse: bool) -> None:
     norm = shaken(normlab.LayerNorm(WIDTH).double())
-    place = normlab.ResidualDual(lambda: norm, dropout=0.5, fuse=fuse)
+    place = normlab.placements.ResidualDual(lambda: norm, dropout=0.5, fuse=fuse)
     x, r, branch = draw(20, WIDTH), draw(20, WIDTH), draw(20, WIDTH)
     normed, plain = place(placements.Dual(x, r), lambda h: branch)
     dropped = plain - r
@@ -907,28 +909,28 @@ def assert_spread(weight: Tensor, gain: float, what: str = "") -> None:
 
 PARTS = ("query", "key", "value", "output", "cross_value", "cross_output", "feedforward")
 RULES: dict[str, tuple[Callable[..., None], dict[str, Any], dict[str, float]]] = {
-    "plain": (normlab.plain_init, {"num_layers": 8}, dict.fromkeys(PARTS, 1.0)),
+    "plain": (normlab.placements.plain_init, {"num_layers": 8}, dict.fromkeys(PARTS, 1.0)),
     "deepnorm": (
-        normlab.deepnorm_init,
+        normlab.placements.deepnorm_init,
         {"num_layers": 8},
         {**dict.fromkeys(PARTS, 0.35355339), "query": 1.0, "key": 1.0},
     ),
     "deepnorm-decoder": (
-        normlab.deepnorm_init,
+        normlab.placements.deepnorm_init,
         {"num_layers": 27, "stack": "decoder", "other_layers": 5},
         {**dict.fromkeys(PARTS, 0.23570226), "query": 1.0, "key": 1.0},
     ),
     "subln": (
-        normlab.subln_init,
+        normlab.placements.subln_init,
         {"num_layers": 12},
         {**dict.fromkeys(PARTS, 1.0), "value": 1.78270969, "output": 1.78270969, "feedforward": 1.78270969},
     ),
     "subln-encoder": (
-        normlab.subln_init,
+        normlab.placements.subln_init,
         {"num_layers": 6, "stack": "encoder", "other_layers": 6},
         {**dict.fromkeys(PARTS, 1.0), "value": 1.54728838, "output": 1.54728838, "feedforward": 1.54728838},
     ),
-    "b2t": (normlab.b2t_init, {"num_layers": 16}, dict.fromkeys(PARTS, 0.25)),
+    "b2t": (normlab.placements.b2t_init, {"num_layers": 16}, dict.fromkeys(PARTS, 0.25)),
 }
 
 
@@ -947,7 +949,7 @@ def test_slices_of_a_fused_projection_have_their_own_fans() -> None:
     qkv = nn.Linear(200, 3 * 160)
     before = qkv.bias.clone()
     slices = [qkv.weight[i * 160 : (i + 1) * 160] for i in range(3)]
-    normlab.deepnorm_init({"query": slices[:1], "key": slices[1:2], "value": slices[2:]}, num_layers=8)
+    normlab.placements.deepnorm_init({"query": slices[:1], "key": slices[1:2], "value": slices[2:]}, num_layers=8)
     for i, gain in enumerate((1.0, 1.0, 0.35355339)):
         assert_spread(qkv.weight[i * 160 : (i + 1) * 160], gain)
     assert qkv.weight.requires_grad and qkv.weight.is_leaf
@@ -956,7 +958,7 @@ def test_slices_of_a_fused_projection_have_their_own_fans() -> None:
 
 def test_gains_not_named_are_one_and_convolutions_count_their_window() -> None:
     conv, linear = nn.Conv2d(40, 48, 3), nn.Linear(200, 120, bias=False)
-    normlab.scaled_init({"value": [conv], "output": [linear]}, {"value": 3.0})
+    normlab.placements.scaled_init({"value": [conv], "output": [linear]}, {"value": 3.0})
     assert_spread(conv.weight, 3.0)
     assert_spread(linear.weight, 1.0)
 
@@ -1000,7 +1002,7 @@ def test_rules_work_on_a_model_of_torchs() -> None:
         for kind, matrix in (("query", q), ("key", k), ("value", v), ("output", layer.self_attn.out_proj)):
             parts[kind].append(matrix)
         parts["feedforward"] += [layer.linear1, layer.linear2]
-    normlab.deepnorm_init(parts, num_layers=8)
+    normlab.placements.deepnorm_init(parts, num_layers=8)
     for layer in model.layers:
         q, k, v = layer.self_attn.in_proj_weight.chunk(3)
         assert_spread(q, 1.0)
@@ -1015,27 +1017,33 @@ def test_rules_work_on_a_model_of_torchs() -> None:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "layer-too-high": (lambda: Site(layer=4, num_layers=4), r"0\.\.3.*got 4"),
-    "layer-negative": (lambda: Site(layer=-1), "got -1"),
-    "no-layers": (lambda: Site(num_layers=0), "num_layers=0"),
-    "other-layers-negative": (lambda: Site(other_layers=-1), "other_layers"),
-    "kind": (lambda: Site(kind="atention"), "Did you mean 'attention'"),
-    "stack": (lambda: Site(stack="encodr"), "Did you mean 'encoder'"),
-    "placement": (lambda: normlab.find_placement("sandwhich"), "Did you mean 'sandwich'"),
+    "layer-too-high": (lambda: Slot(layer=4, num_layers=4), r"0\.\.3.*got 4"),
+    "layer-negative": (lambda: Slot(layer=-1), "got -1"),
+    "no-layers": (lambda: Slot(num_layers=0), "num_layers=0"),
+    "other-layers-negative": (lambda: Slot(other_layers=-1), "other_layers"),
+    "kind": (lambda: Slot(kind="atention"), "Did you mean 'attention'"),
+    "stack": (lambda: Slot(stack="encodr"), "Did you mean 'encoder'"),
+    "placement": (lambda: normlab.PLACEMENTS["sandwhich"], "Did you mean 'sandwich'"),
     "placement-of-a-model": (lambda: build(placement="deep-norm"), "Did you mean 'deepnorm'"),
-    "residual-dropout-one": (lambda: normlab.Residual(dropout=1.0), r"\[0, 1\).*1\.0"),
-    "residual-dropout-negative": (lambda: normlab.Residual(dropout=-0.1), r"\[0, 1\).*-0\.1"),
-    "placement-dropout": (lambda: normlab.PreNorm(nn.Identity, dropout=1.5), r"\[0, 1\).*1\.5"),
-    "share-above-one": (lambda: normlab.MixNorm(nn.Identity, post_share=1.01), r"\[0, 1\].*1\.01"),
-    "share-negative": (lambda: normlab.MixNorm(nn.Identity, post_share=-0.5), r"\[0, 1\].*-0\.5"),
-    "output-change": (lambda: normlab.admin_scale(12, "constnt"), "Did you mean 'constant'"),
-    "admin": (lambda: normlab.Admin(nn.Identity, width=4, output_change="linear"), "Known: constant, log"),
-    "admin-width": (lambda: normlab.Admin(nn.Identity), "width from Identity; give it as width="),
-    "deepnorm-depth": (lambda: normlab.deepnorm_scales(0), "num_layers >= 1"),
-    "deepnorm-stack": (lambda: normlab.deepnorm_scales(4, stack="decodr"), "Did you mean 'decoder'"),
-    "subln-other": (lambda: normlab.subln_gain(4, other_layers=-2), "other_layers >= 0"),
-    "part": (lambda: normlab.scaled_init({"valu": [nn.Linear(2, 2)]}), "Did you mean 'value'"),
-    "part-of-a-rule": (lambda: normlab.deepnorm_init({"feed_forward": []}, num_layers=2), "Did you mean 'feedforward'"),
+    "residual-dropout-one": (lambda: normlab.placements.Residual(dropout=1.0), r"\[0, 1\).*1\.0"),
+    "residual-dropout-negative": (lambda: normlab.placements.Residual(dropout=-0.1), r"\[0, 1\).*-0\.1"),
+    "placement-dropout": (lambda: normlab.placements.PreNorm(nn.Identity, dropout=1.5), r"\[0, 1\).*1\.5"),
+    "share-above-one": (lambda: normlab.placements.MixNorm(nn.Identity, post_share=1.01), r"\[0, 1\].*1\.01"),
+    "share-negative": (lambda: normlab.placements.MixNorm(nn.Identity, post_share=-0.5), r"\[0, 1\].*-0\.5"),
+    "output-change": (lambda: normlab.placements.admin_scale(12, "constnt"), "Did you mean 'constant'"),
+    "admin": (
+        lambda: normlab.placements.Admin(nn.Identity, Slot(width=4), output_change="linear"),
+        "Known: constant, log",
+    ),
+    "admin-width": (lambda: normlab.placements.Admin(nn.Identity), "width from Identity; name it: Slot"),
+    "deepnorm-depth": (lambda: normlab.placements.deepnorm_scales(0), "num_layers >= 1"),
+    "deepnorm-stack": (lambda: normlab.placements.deepnorm_scales(4, stack="decodr"), "Did you mean 'decoder'"),
+    "subln-other": (lambda: normlab.placements.subln_gain(4, other_layers=-2), "other_layers >= 0"),
+    "part": (lambda: normlab.placements.scaled_init({"valu": [nn.Linear(2, 2)]}), "Did you mean 'value'"),
+    "part-of-a-rule": (
+        lambda: normlab.placements.deepnorm_init({"feed_forward": []}, num_layers=2),
+        "Did you mean 'feedforward'",
+    ),
 }
 
 
@@ -1057,13 +1065,13 @@ def test_option_of_another_placement_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_complete(name: str) -> None:
     facts = PLACEMENTS[name]
-    assert issubclass(facts.place, placements.Placement) and issubclass(facts.ends, placements.Ends)
+    assert issubclass(facts.placement, placements.Placement) and issubclass(facts.ends, placements.Ends)
     assert re.fullmatch(r"\d{4}\.\d{5}", facts.paper)
     assert facts.year == 2000 + int(facts.paper[:2])
     assert facts.formula and facts.advice and facts.advice[-1] != "."
     assert set(inspect.signature(facts.init).parameters) == {"parts", "num_layers", "stack", "other_layers"}
-    assert normlab.find_placement(name) is facts
-    assert getattr(normlab, facts.place.__name__) is facts.place
+    assert normlab.PLACEMENTS[name] is facts
+    assert getattr(normlab, facts.placement.__name__) is facts.placement
 
 
 def test_every_placement_class_has_a_row_of_its_own() -> None:
@@ -1072,12 +1080,12 @@ def test_every_placement_class_has_a_row_of_its_own() -> None:
         for c in vars(placements).values()
         if inspect.isclass(c) and issubclass(c, placements.Placement) and c is not placements.Placement
     }
-    assert classes == {facts.place for facts in PLACEMENTS.values()} and len(classes) == len(PLACEMENTS)
+    assert classes == {facts.placement for facts in PLACEMENTS.values()} and len(classes) == len(PLACEMENTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_draws_the_placement(name: str) -> None:
-    place = PLACEMENTS[name].place
+    place = PLACEMENTS[name].placement
     drawing = [line for line in (vars(place)["__doc__"] or "").splitlines() if "──" in line]
     assert len(drawing) >= 2 and "S" in drawing[0] + drawing[1]
     assert any("└" in line and "┘" in line for line in drawing), "no residual drawn"

@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import normlab
-from normlab import probes, sites
-from normlab.probes import quantities
-from normlab.probes.watch import Cadence
+from normlab import surgery
+from normlab.watch import OCCASIONS, PRICES, PROBES, AttentionFrame, NormFrame, presets, quantities
+from normlab.watch.cadence import Cadence
 
 LENGTHS = torch.tensor([11, 7, 3, 2, 9, 5])
 
@@ -282,7 +282,7 @@ def test_norms_are_found_by_what_they_do():
             return self.g * x
 
     model = nn.ModuleDict({k: Strange(k) for k in ("layer", "rms", "offset")} | {"scale": Scale("scale")})
-    found = {s.name: (s.kind, s.gain, s.eps) for s in sites.find_norms(model)}
+    found = {s.name: (s.kind, s.gain, s.eps) for s in surgery.find_norms(model)}
     assert found == {
         "layer": ("layer", "direct", 1e-6),
         "rms": ("rms", "direct", 1e-6),
@@ -443,7 +443,7 @@ def test_losses_of_idle_steps_stay_bounded_in_memory(tmp_path):
     with normlab.watch(model, out=tmp_path / "run", every=10_000, max_overhead=None, trace=False) as watch:
         for _ in range(2500):
             watch.step(loss=1.0)
-            assert len(watch._losses) <= 1000
+            assert len(watch._losses.waiting) <= 1000
     assert len(normlab.Run(tmp_path / "run").series("loss")["model"]) == 2500
 
 
@@ -520,8 +520,8 @@ def test_two_processes_reduce_and_one_writes(tmp_path):
 
 def frame_of(kind, x, y=None, mask=None, grad=None, module=None, channel_dim=-1, running=None):
     module = module or normlab.make_norm(kind, x.shape[channel_dim])
-    (site,) = sites.find_norms(nn.ModuleDict({"n": module}))
-    return probes.NormFrame(site, x, x if y is None else y, mask, grad, running=running)
+    (site,) = surgery.find_norms(nn.ModuleDict({"n": module}))
+    return NormFrame(site, x, x if y is None else y, mask, grad, running=running)
 
 
 @pytest.mark.parametrize("norm", ["batch", "power"])
@@ -731,7 +731,7 @@ def test_attention_readings_equal_a_direct_computation(causal):
     q, k = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 9, 4)
     allowed = torch.rand(2, 1, 1, 9) > 0.3
     allowed[..., 0] = True
-    frame = probes.AttentionFrame("a", q, k, None if causal else allowed, causal, 0.7)
+    frame = AttentionFrame("a", q, k, None if causal else allowed, causal, 0.7)
     found = quantities.AttentionLogits().measure(frame)
     mask = torch.ones(9, 9).tril().bool() if causal else allowed.expand(2, 3, 9, 9)
     logits = (0.7 * q @ k.transpose(-1, -2)).masked_fill(~mask, -math.inf)
@@ -765,13 +765,13 @@ def test_torchs_attention_is_seen_with_its_masks(tmp_path, batch_first):
 
 
 def test_presets_grow_with_their_price():
-    counts = [len(probes.presets(name)) for name in probes.PRICES]
+    counts = [len(presets(name)) for name in PRICES]
     assert counts == sorted(counts) and counts[0] >= 3
-    assert all(inspect_doc(p) for p in probes.PROBES)
+    assert all(inspect_doc(p) for p in PROBES)
 
 
 def inspect_doc(probe) -> bool:
-    return bool(probe.__doc__) and probe.on in probes.PLACES and probe.price in probes.PRICES
+    return bool(probe.__doc__) and probe.on in OCCASIONS and probe.price in PRICES
 
 
 def test_no_warning_in_an_ordinary_run(tmp_path):

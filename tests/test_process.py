@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from normlab import doctor
+from normlab.bench import doctor
 from normlab.kernels import cpu, pages
 
 pytestmark = [

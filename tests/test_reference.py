@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import normlab
-from normlab import reference
+from normlab.kernels import reference
 
 D = torch.float64
 
@@ -53,7 +53,7 @@ def test_cells_are_exactly_the_cells_that_share_a_statistic():
     torch.manual_seed(0)
     shape = (3, 4, 6)
     for name in ("layer", "rms", "scale", "batch", "instance", "group", "power"):
-        labels = normlab.cells(name, shape, num_groups=2)
+        labels = normlab.functional.statistic_labels(name, shape, num_groups=2)
         x = randn(*shape).requires_grad_()
         if name in ("layer", "rms", "scale"):
             y = reference.row_norm(x, None, None, None, mode=name, eps=0.0, partial=6)
@@ -63,14 +63,14 @@ def test_cells_are_exactly_the_cells_that_share_a_statistic():
             y = reference.column_norm(x, None, None, None, eps=0.0, groups=groups, pooled=pooled, centered=centered)[0]
         influence = torch.autograd.grad(y[1, 2, 3], x)[0]
         assert torch.equal(influence != 0, labels == labels[1, 2, 3]), name
-    assert normlab.cells("dyt", shape).unique().numel() == 72
+    assert normlab.functional.statistic_labels("dyt", shape).unique().numel() == 72
 
 
 @pytest.mark.parametrize(
     "shape, name, expected", [((4, 5, 6), "layer", 6), ((4, 5, 6), "batch", 20), ((4, 5, 6), "instance", 5)]
 )
 def test_counts_of_shared_cells(shape, name, expected):
-    _, counts = normlab.cells(name, shape).unique(return_counts=True)
+    _, counts = normlab.functional.statistic_labels(name, shape).unique(return_counts=True)
     assert (counts == expected).all()
 
 

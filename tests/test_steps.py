@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import normlab
-from normlab import cli, machine, steps
+from normlab import cli, machine
+from normlab.bench import steps
 
 SIZES = {"dim": 24, "num_layers": 2, "num_heads": 3, "max_length": 11, "vocab_size": 256}
 

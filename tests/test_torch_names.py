@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.autograd import Function, forward_ad
 
-from normlab import _torch, eager
+from normlab import _torch
+from normlab.kernels import eager
 
 # What every stand-in must leave as it is, in a process of its own: the names are bound when normlab is imported.
 CHECK = """
@@ -25,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 owner, name = {owner}, {name!r}
 held = getattr(owner, name)
 delattr(owner, name)
-import normlab, normlab._torch, normlab.ops, normlab.norms, normlab.probes, normlab.placements
+import normlab, normlab._torch, normlab.functional, normlab.norms, normlab.watch, normlab.placements
 setattr(owner, name, held)  # torch itself needs it
 assert not any(value is held for value in vars(normlab._torch).values()), "still bound"
 
@@ -47,7 +48,7 @@ for order in (1, 2) if name != "_len_torch_dispatch_stack" else (1,):
 # transforms and forward mode, over x and over what a layer holds
 torch.testing.assert_close(vmap(ours)(x.detach()), theirs(x.detach()))
 weights = torch.randn(3, 6, dtype=torch.float64)
-got = vmap(lambda w: normlab.layer_norm(x.detach(), (6,), w))(weights)
+got = vmap(lambda w: normlab.functional.layer_norm(x.detach(), (6,), w))(weights)
 torch.testing.assert_close(got, torch.stack([torch.nn.functional.layer_norm(x.detach(), (6,), w) for w in weights]))
 found = []
 for layer in (ours, theirs):
@@ -85,7 +86,7 @@ class Wrapped(torch.Tensor):
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {{}}))
 
-assert torch.equal(normlab.layer_norm(t, (6,), Wrapped(weights[0])), normlab.layer_norm(t, (6,), weights[0]))
+assert torch.equal(normlab.functional.layer_norm(t, (6,), Wrapped(weights[0])), normlab.functional.layer_norm(t, (6,), weights[0]))
 
 # a recomputed forward counts once, an ordinary one counts
 batch = normlab.BatchNorm(6).double()
@@ -95,7 +96,7 @@ for reentrant in (False, True):
     assert int(batch.num_batches_tracked) == before + 1, reentrant
 
 # many tensors at once
-from normlab.probes.quantities import _norm
+from normlab.watch.quantities import _norm
 torch.testing.assert_close(_norm([x.detach(), t]), torch.cat((x.detach(), t)).float().norm())
 moved = normlab._torch.foreach_sub([x.detach(), t], [t, t])
 torch.testing.assert_close(list(moved), [x.detach() - t, t - t])

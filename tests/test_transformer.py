@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 import normlab
 from normlab import NORMS, PLACEMENTS, TransformerConfig, build
-from normlab.transformer import ARCHITECTURES, POSITIONS, Cache
+from normlab.models import ARCHITECTURES, POSITIONS, Cache
 
 CLOSE = {torch.float32: 3e-5, torch.float64: 1e-12}
 BATCH, LENGTH, DIM, HEADS, FFN, WORDS, LONGEST = 3, 11, 22, 2, 29, 17, 19

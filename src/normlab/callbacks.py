@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from .errors import need
-from .probes import Watch, watch
+from .watch import Watch, watch
 
 Table = Mapping[str, Mapping[str, float]]
 

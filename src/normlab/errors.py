@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
 
 
 class KernelUnavailable(RuntimeError):
@@ -23,6 +25,24 @@ class TransformUnsupported(RuntimeError):
 
 class RunUnreadable(ValueError):
     """A folder that should hold a run and does not, or holds one of a schema this version does not know."""
+
+
+class UnknownName(KeyError, ValueError):
+    """A name that is not in a table; the message names the nearest that is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show its repr
+
+
+class Table(dict[str, T]):
+    """Names to facts, in order. Asked for an unknown name it suggests the nearest."""
+
+    def __init__(self, kind: str, rows: Mapping[str, T]) -> None:
+        super().__init__(rows)
+        self.kind = kind
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise UnknownName(unknown(self.kind, name, self))
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:

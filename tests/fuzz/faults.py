@@ -1,9 +1,10 @@
-"""Faults to put in on purpose, around functions of ``ops``: the fuzz must find each one, or it finds nothing."""
+"""Faults to put in on purpose, around functions that normlab calls: the fuzz must find each one, or it finds nothing."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from typing import Any
 
 import torch
 
-from normlab import kernels, ops
+from normlab import functional, kernels
 
 from . import judge
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def _wrap(name: str, around: Callable[..., Any], owner: Any = functional) -> None:
     """On the kernels alone: what the reference shares with them, comparing cannot show."""
     before = getattr(owner, name)
 
@@ -25,7 +26,9 @@ def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
             return before(*args, **options)
         return around(before, *args, **options)
 
-    setattr(owner, name, wrapped)
+    for module in [owner, *(m for n, m in sys.modules.items() if n.split(".")[0] == "normlab")]:
+        if vars(module).get(name) is before:
+            setattr(module, name, wrapped)
 
 
 def wrong_stride() -> None:
@@ -34,7 +37,7 @@ def wrong_stride() -> None:
             x = x.as_strided(x.shape, [*x.stride()[:-2], x.stride(-2) - 1, 1])
         return before(op, x, *args, **options)
 
-    _wrap(ops, "row_norm", row_norm)
+    _wrap("row_norm", row_norm)
 
 
 def mask_dropped() -> None:
@@ -42,14 +45,14 @@ def mask_dropped() -> None:
         mask = before(*args)
         return mask if mask is None else torch.ones_like(mask)
 
-    _wrap(ops, "as_mask", as_mask)
+    _wrap("as_mask", as_mask)
 
 
 def negative_bit_ignored() -> None:
     def row_norm(before: Any, op: str, x: Any, *args: Any, **options: Any) -> Any:
         return before(op, torch._neg_view(x) if isinstance(x, torch.Tensor) and x.is_neg() else x, *args, **options)
 
-    _wrap(ops, "row_norm", row_norm)
+    _wrap("row_norm", row_norm)
 
 
 def gradient_off_by_a_percent() -> None:
@@ -57,7 +60,7 @@ def gradient_off_by_a_percent() -> None:
         y = before(*args, **options)
         return y + (y - y.detach()) * 0.01 if y.requires_grad and y.isfinite().all() else y
 
-    _wrap(ops, "row_norm", row_norm)
+    _wrap("row_norm", row_norm)
 
 
 def input_written_to() -> None:
@@ -66,7 +69,7 @@ def input_written_to() -> None:
             x.data.view(-1)[:1].mul_(1.0001) if x.is_contiguous() else None
         return before(op, x, *args, **options)
 
-    _wrap(ops, "row_norm", row_norm)
+    _wrap("row_norm", row_norm)
 
 
 def state_before_the_check() -> None:
@@ -78,8 +81,8 @@ def state_before_the_check() -> None:
 
     import normlab
 
-    ops.batch_norm = lambda *a, _before=ops.batch_norm, **o: batch_norm(_before, *a, **o)
-    normlab.batch_norm = ops.batch_norm
+    functional.batch_norm = lambda *a, _before=functional.batch_norm, **o: batch_norm(_before, *a, **o)
+    normlab.functional.batch_norm = functional.batch_norm
 
 
 def key_error() -> None:
@@ -89,7 +92,7 @@ def key_error() -> None:
         except ValueError as error:
             raise KeyError(str(error)) from error
 
-    _wrap(ops, "as_mask", as_mask)
+    _wrap("as_mask", as_mask)
 
 
 def segmentation_fault() -> None:
@@ -98,7 +101,7 @@ def segmentation_fault() -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return before(plan)
 
-    _wrap(judge, "values", values)
+    _wrap("values", values, judge)
 
 
 def read_past_the_end() -> None:
@@ -114,16 +117,16 @@ def read_past_the_end() -> None:
             ctypes.c_float.from_address(weight.data_ptr() + 4 * weight.numel()).value  # noqa: B018
         return before(op, x, shape, weight, *args, **options)
 
-    _wrap(ops, "row_norm", row_norm)
+    _wrap("row_norm", row_norm)
 
 
 def hang() -> None:
-    _wrap(judge, "values", lambda before, plan: time.sleep(3600) if plan.seed % 50 == 7 else before(plan))
+    _wrap("values", lambda before, plan: time.sleep(3600) if plan.seed % 50 == 7 else before(plan), judge)
 
 
 def leak() -> None:
     kept: list[bytes] = []
-    _wrap(judge, "judge", lambda before, plan: kept.append(b"x" * (4 << 20)) or [])
+    _wrap("judge", lambda before, plan: kept.append(b"x" * (4 << 20)) or [], judge)
 
 
 @dataclass(frozen=True)

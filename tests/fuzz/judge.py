@@ -229,26 +229,28 @@ def _function(plan: Plan, t: dict[str, Any], o: dict[str, Any], real: dict[str, 
     if plan.family == "column":
         o["channel_dim"] = plan.channel
     if op == "layer":
-        return lambda: normlab.layer_norm(x, shape, weight, bias, **o, **real)
+        return lambda: normlab.functional.layer_norm(x, shape, weight, bias, **o, **real)
     if op == "rms":
-        return lambda: normlab.rms_norm(x, shape, weight, bias=bias, **o, **real)
+        return lambda: normlab.functional.rms_norm(x, shape, weight, bias=bias, **o, **real)
     if op == "scale":
-        return lambda: normlab.scale_norm(x, weight, **o, **real)
+        return lambda: normlab.functional.scale_norm(x, weight, **o, **real)
     if op == "residual":
-        return lambda: normlab.residual_norm(x, t["branch"], weight, bias, training=plan.training, **o, **real)
+        return lambda: normlab.functional.residual_norm(
+            x, t["branch"], weight, bias, training=plan.training, **o, **real
+        )
     if op == "batch":
         running = t.get("running_mean"), t.get("running_var")
-        return lambda: normlab.batch_norm(x, *running, weight, bias, plan.training, **o, **real)
+        return lambda: normlab.functional.batch_norm(x, *running, weight, bias, plan.training, **o, **real)
     if op == "instance":
-        return lambda: normlab.instance_norm(x, weight, bias, **o, **real)
+        return lambda: normlab.functional.instance_norm(x, weight, bias, **o, **real)
     if op == "group":
-        return lambda: normlab.group_norm(x, o.pop("num_groups"), weight, bias, **o, **real)
+        return lambda: normlab.functional.group_norm(x, o.pop("num_groups"), weight, bias, **o, **real)
     if op == "power":
         state = t["running_psi2"], t["running_nu"], t[COUNTER]
-        return lambda: normlab.power_norm(x, *state, weight, bias, plan.training, **o, **real)
+        return lambda: normlab.functional.power_norm(x, *state, weight, bias, plan.training, **o, **real)
     if op == "dyt":
-        return lambda: normlab.dyt(x, t["alpha"], weight, bias, **real)
-    return lambda: normlab.derf(x, t["alpha"], t["shift"], weight, bias, **real)
+        return lambda: normlab.functional.dyt(x, t["alpha"], weight, bias, **real)
+    return lambda: normlab.functional.derf(x, t["alpha"], t["shift"], weight, bias, **real)
 
 
 class PassThrough(TorchDispatchMode):
@@ -518,7 +520,7 @@ def _sets(plan: Plan) -> tuple[Tensor, bool]:
     shape, o = plan.shape, plan.options
     if plan.family == "row":
         partial = o.get("partial")
-        labels = normlab.cells("layer", shape, normalized_dims=plan.axes)
+        labels = normlab.functional.statistic_labels("layer", shape, normalized_dims=plan.axes)
         if (
             partial is not None
         ):  # only the first values count: the others get a set of their own, which may be smaller still
@@ -535,11 +537,13 @@ def _sets(plan: Plan) -> tuple[Tensor, bool]:
         if plan.op == "group":
             token, group = torch.arange(last).view(*moved, 1), torch.arange(channels) // (channels // groups)
             return (token * groups + group).movedim(-1, plan.channel), True
-        return normlab.cells("instance", (shape[1], shape[0], shape[2])).transpose(0, 1) if len(
+        return normlab.functional.statistic_labels("instance", (shape[1], shape[0], shape[2])).transpose(0, 1) if len(
             shape
-        ) == 3 else normlab.cells("batch", shape), True
+        ) == 3 else normlab.functional.statistic_labels("batch", shape), True
     name = "batch" if plan.op == "power" else plan.op
-    labels = normlab.cells(name, shape, channel_dim=plan.channel, num_groups=o.get("num_groups", 1))
+    labels = normlab.functional.statistic_labels(
+        name, shape, channel_dim=plan.channel, num_groups=o.get("num_groups", 1)
+    )
     if "ghost_size" in o:
         part = torch.arange(shape[0]) // o["ghost_size"]
         labels = labels + part.view(-1, *[1] * (len(shape) - 1)) * shape[plan.channel]

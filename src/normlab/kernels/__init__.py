@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from .. import reference
 from ..errors import KernelUnavailable
-from . import cpu
+from . import cpu, reference
 from .selection import OPS, check_request, choose
 
 _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))

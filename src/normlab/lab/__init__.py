@@ -10,6 +10,7 @@ from __future__ import annotations
 from .experiment import Experiment
 from .folders import FolderInUse
 from .pool import Pool, StorageFailed
+from .rates import lr_range
 from .sweep import Plan, Sweep, Trial, checked, plan, run
 from .tasks import TASKS
 from .train import Stopped, train
@@ -25,6 +26,7 @@ __all__ = [
            "Sweep",
            "Trial",
            "checked",
+           "lr_range",
            "plan",
            "run",
            "train",

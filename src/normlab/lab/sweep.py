@@ -335,7 +335,7 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
 
 def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:
     """Run what is missing. Only one process may do so in a folder at a time."""
-    from .checkpoint import NEEDS  # brings torch
+    from .checkpoint import NEEDS
 
     require("training", "lab", *NEEDS)  # here too: in a worker it would be a result, trial by trial
     with sole_writer(plan.folder):

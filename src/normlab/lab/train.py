@@ -32,10 +32,10 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import __version__, machine
 from ..errors import RunUnreadable, require
 from ..intervals import mean_interval
+from ..models import CAUSAL_FORMS, TransformerConfig, build
 from ..norms import NORMS
-from ..probes import watch
 from ..runs import INFO, READINGS, Run, Writer
-from ..transformer import CAUSAL_FORMS, TransformerConfig, build
+from ..watch import watch
 from . import checkpoint, tasks
 from .experiment import Experiment
 from .folders import sole_writer, storage_failed

@@ -1,0 +1,32 @@
+"""From a sweep's trials to its answer: every cell at its best rate, with intervals, and what is decided. No torch.
+
+Cells share seeds, so they are compared seed by seed: what a seed does to all cells alike cancels. Each is compared at its own best
+rate, as a user would run it. Against a baseline named beforehand, p values are corrected (Holm) for the number of cells
+compared; against the best ranked, which the results themselves picked, for the number of pairs it was picked from.
+
+A rate where a seed diverged, collapsed or stayed untrained is never the best one, whatever the other seeds reached: their mean would be a mean of
+survivors. Nor is a rate with fewer trained seeds than another. A trial that is missing says nothing about its rate; one that failed
+keeps the rate from being called stable, since a program may break because its numbers did.
+"""
+
+from __future__ import annotations
+
+from .files import collect, read, read_sweep, read_trial, write
+from .judge import answer
+from .numbers import FIELDS, OUTCOMES, SWEEP_SCHEMA, Answer, cell_name, plain, same
+
+__all__ = [
+    "FIELDS",
+    "OUTCOMES",
+    "SWEEP_SCHEMA",
+    "Answer",
+    "answer",
+    "cell_name",
+    "collect",
+    "plain",
+    "read",
+    "read_sweep",
+    "read_trial",
+    "same",
+    "write",
+]

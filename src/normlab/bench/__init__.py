@@ -1,0 +1,1 @@
+"""Measurements of normlab itself: speed against torch, accuracy, training steps, and what this machine offers."""

@@ -1,0 +1,314 @@
+"""normlab compare."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .options import Verb
+from .show import OutputFailed, complain, note, say, say_json
+
+if TYPE_CHECKING:
+    from ..lab.sweep import Plan, Sweep
+from .answers import show_answer
+from .options import (
+    OPTIONS,
+    add_experiment,
+    check_model_settings,
+    check_trust,
+    code_options,
+    default_folder,
+    named_values,
+    names_of,
+    rates_of,
+    settings_of,
+    value_of,
+    values_of,
+)
+from .progress import progress_of
+from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
+
+# The default comparison: what the folklore is about, about three minutes on two cores.
+NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", 3, 120
+
+COMPARE = """examples:
+  normlab compare                                            the default grid on the text that comes with Python
+  normlab compare --norm layer,rms,batch,power --placement pre,post,deepnorm --lr 3e-4,1e-3,3e-3 --seeds 3 --out runs/grid
+  normlab compare --steps 100 --task docs --vary num_layers=2,4,8
+  normlab compare --resume runs/grid                         go on after an interruption
+  normlab compare --text mybook.txt --set dim=128
+  normlab compare --model my.module:make_model --data my.module:make_loader --norm layer,rms --placement pre
+  normlab compare --engine ray --address auto                on a Ray cluster
+"""
+
+
+def add(verb: Verb) -> None:
+    compare = verb(
+        "compare", "Train norms x placements x learning rates x seeds and say which is best.", "normlab compare"
+    )
+    compare.formatter_class, compare.epilog = argparse.RawDescriptionHelpFormatter, COMPARE
+    grid = compare.add_argument_group("the grid (lists are separated by commas)")
+    grid.add_argument("--norm", help=f"norms from `normlab list` (default {NORMS})")
+    grid.add_argument("--placement", help=f"placements from `normlab list` (default {PLACEMENTS})")
+    grid.add_argument("--lr", help=f"learning rates (default {RATES})")
+    grid.add_argument("--seeds", type=int, help=f"how many, shared by all cells (default {SEEDS})")
+    grid.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="NAME=A,B",
+        help="one more axis: a field of the experiment or a setting of the model",
+    )
+    grid.add_argument(
+        "--baseline", metavar="CELL", help="what the others are compared with, such as layer/pre (default: the first)"
+    )
+    each = compare.add_argument_group("every trial")
+    add_experiment(each)
+    where = compare.add_argument_group("where and how it runs")
+    where.add_argument("--out", type=Path, help="folder of the sweep (default runs/compare-DATE-TIME)")
+    where.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the sweep in this folder")
+    where.add_argument("--workers", type=int, help="trials at a time (default: one per core and thread)")
+    where.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a trial is saved (default 30)")
+    where.add_argument("--trial-timeout", type=float, metavar="SECONDS", help="end a trial that takes longer, as failed (default: none)")  # fmt: skip
+    where.add_argument("--trust", action="store_true", help="with --resume: run the code that sweep.json names")
+    where.add_argument("--engine", choices=("local", "ray"), default="local", help="(default local)")
+    where.add_argument("--address", help="of the Ray cluster: auto, or host:port; without it one is started here")
+    where.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    where.add_argument("--no-report", action="store_true", help="leave report.html out")
+    where.add_argument("--json", action="store_true", help="print the summary as JSON; progress goes to standard error")
+
+
+def _sweep(args: argparse.Namespace) -> Sweep:
+    from ..lab import Experiment, Sweep
+
+    varied = {name: values_of(text) for name, text in named_values(args.vary, "--vary").items()}
+    fixed = named_values(args.set, "--set")
+    for option, given in (("--vary", varied), ("--set", fixed)):
+        for name, instead in (("norm", "--norm"), ("placement", "--placement"), ("lr", "--lr"), ("seed", "--seeds")):
+            if name in given:
+                raise ValueError(f"{option} {name}: that is what {instead} is for")
+    if both := sorted(varied.keys() & fixed.keys()):
+        raise ValueError(f"{', '.join(both)}: either --set or --vary")
+    if "task" in varied:
+        raise ValueError("--vary task: losses of different tasks cannot be compared; make one sweep of each")
+    base = Experiment(steps=STEPS).changed(**settings_of(args))
+    if base.make_model is None:
+        check_model_settings({**{name: [value_of(text)] for name, text in fixed.items()}, **varied})
+    seeds = SEEDS if args.seeds is None else args.seeds
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    axes: dict[str, Any] = {
+        "norm": names_of(args.norm, NORMS), "placement": names_of(args.placement, PLACEMENTS), **varied,
+        "lr": rates_of(RATES if args.lr is None else args.lr), "seed": list(range(seeds)),
+    }  # fmt: skip
+    if base.make_model is not None:
+        axes = _axes_of_own(base.make_model, axes, args)
+    baseline = None
+    if args.baseline is not None:
+        from ..answer import cell_name
+
+        sweep = Sweep(base=base, axes=axes)
+        named = {cell_name(cell): cell for cell in sweep.cells()}
+        if args.baseline not in named:
+            raise ValueError(f"--baseline {args.baseline!r} is none of the cells: {', '.join(named)}")
+        baseline = named[args.baseline]
+    return Sweep(base=base, axes=axes, baseline=baseline)
+
+
+def _axes_of_own(make_model: str, axes: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """A factory without such an argument cannot vary norms or placements: asked for, that is an error; by default it is left out."""
+    import inspect
+
+    from ..lab.train import named
+
+    accepted = inspect.signature(named(make_model)).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        return axes
+    for name, asked in (("norm", args.norm), ("placement", args.placement)):
+        if name not in accepted:
+            if asked:
+                raise ValueError(
+                    f"{make_model} has no argument {name!r}, so --{name} cannot change its model; it takes: {', '.join(accepted) or 'nothing'}"
+                )
+            axes = {k: v for k, v in axes.items() if k != name}
+    return axes
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        # With --json standard output is for the summary; what a module of the user's prints when loaded is not it.
+        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            folder, sweep, workers = _asked(args)
+    except (ValueError, TypeError, OSError) as error:
+        complain("compare", error)
+        return 2
+    except ImportError as error:
+        complain("compare", error)
+        return 1
+    return _compare(args, folder, sweep, workers)
+
+
+def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
+    """(folder, sweep, workers); every mistake in the options is found here, before anything is written."""
+    from ..errors import require
+    from ..lab import Sweep, checked
+    from ..lab.checkpoint import NEEDS
+    from ..lab.sweep import check_folder
+    from ..report import html
+
+    require("normlab compare", "lab", *NEEDS, *html.NEEDS)
+    if args.engine == "ray":
+        require("--engine ray", "ray", "ray")
+    if args.workers is not None and args.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {args.workers}")
+    if not args.checkpoint_seconds >= 0:
+        raise ValueError(f"--checkpoint-seconds must be at least 0, got {args.checkpoint_seconds:g}")
+    if args.trial_timeout is not None and not args.trial_timeout > 0:
+        raise ValueError(f"--trial-timeout must be above 0, got {args.trial_timeout:g}")
+    if args.trial_timeout is not None and args.engine != "local":
+        raise ValueError("--trial-timeout belongs to --engine local; Ray has its own limits")
+    if args.address and args.engine != "ray":
+        raise ValueError("--address belongs to --engine ray")
+    if args.resume is not None:
+        unused = [f"--{n}" for n in ("norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "set",
+                                     "out") if getattr(args, n) not in (None, [])]  # fmt: skip
+        if unused:
+            raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
+        folder, sweep = args.resume, Sweep.read(args.resume)
+        file = folder / "sweep.json"
+        check_trust(args, _unnamed(args, sweep, file), file)
+    else:
+        folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
+        check_folder(sweep, folder)
+    return folder, sweep, args.workers or max(1, _cores() // sweep.base.threads)
+
+
+def _unnamed(args: argparse.Namespace, sweep: Sweep, file: Path) -> dict[str, set[str]]:
+    """The sweep's code that the command line does not name."""
+    code, given = sweep.code(), {"make_model": args.model, "make_data": args.data, "make_loss": args.loss}
+    for name, value in given.items():
+        if value is not None and code.get(name) != {value}:
+            held = ", ".join(sorted(code.get(name, ()))) or "none"
+            raise ValueError(f"{OPTIONS[name]} {value}: {file} names {held}; --resume goes on with the sweep as it is")
+    return {name: names for name, names in code.items() if given[name] is None}
+
+
+def _cores() -> int:
+    """Those this process may use, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int) -> int:
+    from ..lab import FolderInUse, StorageFailed, plan, run
+    from ..lab.folders import sole_writer, storage_failed
+    from ..lab.pool import WorkerFailed
+
+    tell = note if args.json else say
+    go_on = f"normlab compare --resume {folder} {code_options(sweep.code())}".rstrip()
+    if args.dry_run:
+        tell(str(plan(sweep, folder, workers, write=False)))
+        return 0
+    try:
+        with ended_by_sigterm():
+            with sole_writer(folder):
+                pass  # refused here, before anything is measured
+            planned = plan(sweep, folder, workers)
+            tell(str(planned))
+            tell(f"folder: {folder}")
+            engine = _engine(args, planned)
+            with progress_of(planned, tell) as progress:
+                run(planned, engine, progress)
+    except (FolderInUse, ImportError) as error:
+        complain("compare", error)
+        return 1
+    except WorkerFailed as error:
+        complain("compare", f"{error}. Then: {go_on}")
+        return 1
+    except OutputFailed as error:
+        with contextlib.suppress(OutputFailed):
+            why = (
+                "nobody reads the output"
+                if isinstance(error.__cause__, BrokenPipeError)
+                else f"the output cannot be written: {error}"
+            )
+            complain("compare", f"stopped, {why}. {_saved(folder, sweep)} Go on with: {go_on}")
+        raise
+    except (StorageFailed, OSError) as error:
+        if isinstance(error, FileNotFoundError) and not storage_failed(error, folder):  # a text file, for example
+            complain("compare", error)
+            return 1
+        what = error if isinstance(error, StorageFailed) else f"{folder} cannot be written: {error}"
+        complain("compare", f"stopped, {what}")
+        if (folder / "sweep.json").exists():
+            note(f"What is finished is safe. Make room, then: {go_on}")
+        return 1
+    except KeyboardInterrupt as error:
+        note("")
+        complain("compare", f"stopped. {_saved(folder, sweep)} Go on with: {go_on}")
+        return SIGTERM_CODE if isinstance(error, Terminated) else 130
+    return _conclude(args, folder, sweep, go_on)
+
+
+def _saved(folder: Path, sweep: Sweep) -> str:
+    """What a sweep that was stopped has, in words."""
+    from ..lab.checkpoint import FILE
+    from ..lab.sweep import TRIALS, finished
+
+    done, missing = finished(folder, sweep.trials())
+    begun = sum((folder / TRIALS / trial.name / FILE).is_file() for trial in missing)
+    return f"{len(done)} of {len(done) + len(missing)} trials are finished, {begun} more are saved part-way."
+
+
+def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) -> int:
+    """Show the answer, then write it: a disk without room for the page takes nothing from what is known."""
+    from .. import answer
+    from ..errors import RunUnreadable
+
+    try:
+        found = answer.read(folder)
+    except RunUnreadable as error:
+        complain("compare", error)
+        return 1
+    summary = found.to_dict()
+    if args.json:
+        say_json(summary)
+    else:
+        show_answer(summary)
+    broken = [t for t in summary["trials"] if t["outcome"] == "failed"]
+    for trial in broken[:5]:
+        where = folder / trial["folder"] / "run.json"
+        note(f"failed: {trial['name']}: {' '.join(str(trial['error']).split())} (traceback in {where})")
+    if len(broken) > 5:
+        note(f"... and {len(broken) - 5} more")
+    missing = len(sweep.trials()) - len(summary["trials"])
+    if missing:
+        note(f"{missing} trials have no result; try again: {go_on}")
+    try:
+        answer.write(folder, found)
+        if not args.no_report:
+            from ..report import write
+
+            (note if args.json else say)(f"report: {write(folder)}")
+    except (OSError, RunUnreadable, ImportError) as error:
+        complain(
+            "compare", f"the answer above could not be written: {error}. The trials are whole; make room, then: {go_on}"
+        )
+        return 1
+    return 1 if broken or missing else 0
+
+
+def _engine(args: argparse.Namespace, planned: Plan) -> Any:
+    from ..lab.pool import Pool
+
+    if args.engine == "local":
+        return Pool(planned.workers, args.checkpoint_seconds, planned.work, args.trial_timeout)
+    from ..lab.cluster import Cluster
+
+    return Cluster(address=args.address, workers=args.workers, work=planned.work)

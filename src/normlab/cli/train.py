@@ -1,0 +1,110 @@
+"""normlab train."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .options import Verb
+from .show import complain, note, say, say_json
+
+if TYPE_CHECKING:
+    pass
+from .options import (
+    add_experiment,
+    check_model_settings,
+    check_trust,
+    default_folder,
+    named_values,
+    settings_of,
+    value_of,
+)
+from .progress import ending
+from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
+
+# ---- train, report, completion ---------------------------------------------------------------------------------------
+
+
+def add(verb: Verb) -> None:
+    train = verb("train", "Train one experiment into one run directory; goes on from a checkpoint if there is one.",
+                 "normlab train experiment.toml --out runs/a; torchrun --nproc-per-node 2 -m normlab train ...")  # fmt: skip
+    train.add_argument("file", type=Path, nargs="?", help="an experiment as TOML; the options below change it")
+    for name in ("norm", "placement"):
+        train.add_argument(f"--{name}", help=f"a {name} from `normlab list`")
+    train.add_argument("--lr", type=float, help="peak learning rate")
+    train.add_argument("--seed", type=int, help="of weights, data order and dropout")
+    add_experiment(train)
+    train.add_argument("--out", type=Path, help="the run directory (default runs/train-DATE-TIME)")
+    train.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often it is saved (default 30)")
+    train.add_argument("--trust", action="store_true", help="run the code that the file names")
+    train.add_argument("--show", action="store_true", help="print the whole experiment as TOML and stop")
+    train.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ..errors import require
+    from ..lab import Experiment, FolderInUse, Stopped
+    from ..lab.checkpoint import FILE as CHECKPOINT
+    from ..lab.checkpoint import NEEDS
+    from ..lab.experiment import CODE
+    from ..lab.train import process_group, train, under_torchrun
+    from ..machine import keep_freed_memory
+
+    out = args.out or default_folder("train")
+    folder = out.absolute()  # a factory may change the working folder
+    at, asked = 0, False
+
+    def ask() -> bool:
+        """To stop between two steps, where it can be saved. Several processes would not stop at the same one."""
+        nonlocal asked
+        asked = at > 0 and not under_torchrun()
+        return asked
+
+    try:
+        base = Experiment() if args.file is None else Experiment.read(args.file)
+        chosen = {n: v for n in ("norm", "placement", "lr", "seed") if (v := getattr(args, n)) is not None}
+        if base.make_model is None and args.model is None:
+            check_model_settings({name: [value_of(text)] for name, text in named_values(args.set, "--set").items()})
+        given = settings_of(args)
+        experiment = base.changed(**{**given, **chosen})
+        if args.show:
+            say(experiment.to_toml().rstrip("\n"))
+            return 0
+        check_trust(
+            args, {n: {v} for n in CODE if (v := getattr(experiment, n)) is not None and n not in given}, args.file
+        )
+        require("normlab train", "lab", *NEEDS)
+        keep_freed_memory()
+        with process_group() as rank, ended_by_sigterm(ask):
+            last = time.monotonic()
+
+            def on_step(step: int, loss: float) -> None:
+                nonlocal last, at
+                if asked:
+                    raise Stopped  # saves first
+                at = step
+                if rank == 0 and (time.monotonic() - last >= 2 or step == experiment.steps):
+                    last = time.monotonic()
+                    note(f"step {step}/{experiment.steps}, loss {loss:.4f}")
+
+            result = train(
+                experiment, folder, on_step=on_step, checkpoint_seconds=args.checkpoint_seconds, keep_weights=True
+            )
+    except (KeyboardInterrupt, Stopped) as error:
+        if isinstance(error, KeyboardInterrupt):
+            note("")
+        saved = f"saved at step {at + 1}" if isinstance(error, Stopped) else (
+            "the last checkpoint stays" if (folder / CHECKPOINT).is_file() else "no checkpoint was due yet, so nothing is saved")  # fmt: skip
+        complain("train", f"stopped, {saved}; the same command with --out {out} goes on from there")
+        return 130 if isinstance(error, KeyboardInterrupt) and not isinstance(error, Terminated) else SIGTERM_CODE
+    except (ValueError, TypeError) as error:
+        complain("train", error)
+        return 2
+    except (OSError, FolderInUse, ImportError) as error:
+        complain("train", error)
+        return 1
+    if rank == 0:
+        say_json(result) if args.json else say(f"{ending(result)}\nrun: {out}")
+    return 0

@@ -1,0 +1,249 @@
+"""Norms over the last axes: each token on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from ..errors import unknown
+from ..kernels import cpu, devices, eager, graph, reference
+from ..kernels.cpu import Unfit
+from .checks import (
+    as_mask,
+    check_eps,
+    check_floating,
+    check_gain,
+    check_parameter,
+    check_same_device,
+    dense,
+    of_one_dtype,
+)
+from .routes import route_of, route_of_all
+
+MODES = {"layer": 0, "rms": 1, "scale": 2}
+SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def row_norm(
+    op: str,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    facts: tuple[int, float, int, bool, bool],
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
+    # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
+    if mask is None and lengths is None and len(shape) == 1 and route_of(op, x) == "eager":
+        mode, eps, partial, offset, round_first = facts
+        width = shape[0]
+        try:
+            every = (mode, eps, width, partial or width, offset, round_first)
+            if is_grad_enabled():
+                return eager.row_norm(x, weight, bias, None, every)
+            return cpu.row_forward(x, weight, bias, None, None, every)[0]
+        except Unfit:
+            pass  # the careful way makes it fit, or says what is wrong
+    return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
+
+
+def _row_norm_checked(
+    op: str,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    facts: tuple[int, float, int, bool, bool],
+    mask: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+) -> Tensor:
+    """Any call, every check."""
+    check_floating(op, x)
+    k = len(shape)
+    if x.shape[-k:] != shape or k == 0:
+        raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
+    width = math.prod(shape)
+    if width == 0:
+        raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
+    mode, eps, partial, offset, round_before_gain = facts
+    partial = partial or width
+    if not 1 <= partial <= width:
+        raise ValueError(f"{op}: partial must lie in 1..{width} (the normalized values), got {max(partial, 0)}")
+    for name, p in (("weight", weight), ("bias", bias)):
+        check_parameter(op, name, p, 1 if mode == 2 else width)
+    check_same_device(op, x, weight=weight, bias=bias)
+    weight, bias = dense(weight), dense(bias)
+    mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
+    if k > 1:
+        x = (x if x.is_contiguous() else cpu.contiguous(x)).flatten(-k)
+    route = route_of_all(op, x, weight, bias, mask)
+    if route in ("eager", "graph"):
+        weight, bias = of_one_dtype(weight, bias)
+    if route == "eager":
+        y = eager.row_norm(x, weight, bias, mask, (mode, eps, width, partial, offset, round_before_gain))
+    elif route == "graph":
+        y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
+    else:
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        y = formula(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
+                               gain=eager.GAINS[offset], round_before_gain=round_before_gain)  # fmt: skip
+    return y.unflatten(-1, shape) if k > 1 else y
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
+    facts = (0, check_eps(eps), 0, check_gain(gain) == "offset", round_before_gain)
+    return row_norm("layer_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
+
+
+def rms_norm(
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    partial: int | None = None,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
+    count = 0 if partial is None else partial or -1  # 0 would mean all
+    facts = (1, rms_eps(x, eps), count, check_gain(gain) == "offset", round_before_gain)
+    return row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
+
+
+def rms_eps(x: Tensor, eps: float | None) -> float:
+    """None is the machine epsilon of the dtype that computes (float32 for 16-bit inputs), as in torch."""
+    if eps is not None:
+        return check_eps(eps)
+    return DOUBLE_EPS if isinstance(x, Tensor) and x.dtype == torch.float64 else SINGLE_EPS
+
+
+def scale_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
+    check_floating("scale_norm", x)
+    return row_norm(
+        "scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths
+    )
+
+
+def residual_norm(
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    norm: str = "layer",
+    alpha: float = 1.0,
+    dropout: float = 0.0,
+    training: bool = True,
+    gain: str = "direct",
+    round_before_gain: bool = False,
+    return_stream: bool = False,
+    mask: Tensor | None = None,
+    lengths: Tensor | Sequence[int] | None = None,
+) -> Any:
+    """norm(alpha * x + dropout(branch)) in one pass; with ``return_stream`` also the sum that was normalized.
+
+    See :class:`normlab.ResidualNorm`. The sum is rounded to x's dtype before it is normalized, as if it were stored.
+    """
+    op = "residual_norm"
+    if norm not in ("layer", "rms"):
+        raise ValueError(unknown("norm", norm, ("layer", "rms")))
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
+    offset, eps, alpha = check_gain(gain) == "offset", check_eps(eps), float(alpha)
+    drop = dropout if training else 0.0
+
+    def run_eager(rows_mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+        width = x.shape[-1]
+        facts = (MODES[norm], eps, width, width, offset, round_before_gain, alpha, drop, seed)
+        if is_grad_enabled():
+            return eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
+        return cpu.residual_forward(x, branch, weight, bias, rows_mask, None, facts)[:2]
+
+    # The everyday call first, as in row_norm. Whatever may be refused is refused before a seed is drawn.
+    if mask is None and lengths is None and route_of(op, x) == "eager" and x.dim() > 0:
+        try:
+            if drop == 0 or cpu.native.fits_residual(x, branch, weight, bias):
+                both = run_eager(None, int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0)
+                return both if return_stream else both[0]
+        except Unfit:
+            pass
+    route, rows_mask, weight, bias = _check_residual(op, x, branch, weight, bias, mask, lengths)
+    if route == "graph":
+        seed_tensor = (
+            torch.randint(0, 2**62, (), device="cpu") if drop > 0 else torch.zeros((), dtype=torch.int64, device="cpu")
+        )
+        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
+                                           round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
+        return (y, stream) if return_stream else y
+    seed = int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0
+    if route in ("torch", "reference"):
+        formula = devices.row_norm if route == "torch" else reference.row_norm
+        both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
+                                        drop, seed)  # fmt: skip
+    else:
+        both = run_eager(rows_mask, seed)
+    return both if return_stream else both[0]
+
+
+def _check_residual(
+    op: str,
+    x: Tensor,
+    branch: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    lengths: Tensor | Sequence[int] | None,
+) -> tuple[str, Tensor | None, Tensor | None, Tensor | None]:
+    """Any call, every check of its tensors: the route, the mask over rows, and the parameters as kernels need them."""
+    check_floating(op, x)
+    check_floating(op, branch)
+    if x.shape != branch.shape or x.dtype != branch.dtype:
+        raise ValueError(
+            f"{op}: x is {tuple(x.shape)} {x.dtype} and branch is {tuple(branch.shape)} {branch.dtype}; they must match"
+        )
+    weight, bias = dense(weight), dense(bias)
+    check_same_device(op, x, branch=branch, weight=weight, bias=bias)
+    if x.dim() == 0 or x.shape[-1] == 0:
+        raise ValueError(f"{op}: cannot normalize over an empty axis, input of shape {tuple(x.shape)}")
+    width = x.shape[-1]
+    check_parameter(op, "weight", weight, width)
+    check_parameter(op, "bias", bias, width)
+    rows_mask = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
+    route = route_of_all(op, x, branch, weight, bias, rows_mask)
+    if route in ("eager", "graph"):
+        weight, bias = of_one_dtype(weight, bias)
+    return route, rows_mask, weight, bias

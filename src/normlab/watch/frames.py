@@ -1,0 +1,129 @@
+"""What a probe is: a pure function of tensors, where it is asked, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..surgery import BlockSite, NormSite
+
+PRICES = ("lite", "standard", "full")
+OCCASIONS = ("norm", "norm gradient", "block", "block gradient", "attention", "before step", "after step")
+
+
+@dataclass(frozen=True)
+class NormFrame:
+    """What went through a norm: input, output and, in a "norm gradient" frame, the gradient of the output."""
+
+    site: NormSite
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None = None  # x's shape without features, True = real
+    grad: Tensor | None = None
+    training: bool = True
+    running: tuple[Tensor, Tensor] | None = (
+        None  # the norm's own running mean and variance before this batch moved them
+    )
+
+    def _rows(self, t: Tensor) -> Tensor:
+        """(tokens, features), the real ones."""
+        rows = t.detach().movedim(self.site.channel_dim, -1).flatten(0, -2)
+        return rows if self.mask is None else rows[self.mask.flatten()]
+
+    @cached_property
+    def x_rows(self) -> Tensor:
+        return self._rows(self.x).float()
+
+    @cached_property
+    def y_rows(self) -> Tensor:
+        return self._rows(self.y).float()
+
+    @cached_property
+    def grad_rows(self) -> Tensor:
+        assert self.grad is not None
+        return self._rows(self.grad).float()
+
+    @cached_property
+    def padded_rows(self) -> Tensor:
+        """The input with its padding."""
+        return self.x.detach().movedim(self.site.channel_dim, -1).flatten(0, -2).float()
+
+    def gain(self) -> Tensor | None:
+        """One factor per feature."""
+        weight = self.site.weight
+        if weight is None:
+            return None
+        return weight.detach().float() + (self.site.gain == "offset")
+
+
+@dataclass(frozen=True)
+class BlockFrame:
+    """What entered and what left a block: the stream; in a "block gradient" frame, the gradient of what left."""
+
+    site: BlockSite
+    x: Tensor | None
+    y: Tensor | None
+    mask: Tensor | None = None
+    grad: Tensor | None = None
+
+    def rows(self, t: Tensor) -> Tensor:
+        rows = t.detach().flatten(0, -2)
+        if self.mask is not None and self.mask.shape == t.shape[:-1]:
+            rows = rows[self.mask.flatten()]
+        return rows.float()
+
+
+@dataclass(frozen=True)
+class AttentionFrame:
+    """Queries and keys (B, H, L, width) of one attention, and what may be looked at."""
+
+    site: str
+    q: Tensor
+    k: Tensor
+    allowed: Tensor | None
+    causal: bool
+    scale: float
+
+
+@dataclass(frozen=True)
+class StepFrame:
+    """The model around an optimizer step; ``before`` holds copies of the parameters in an "after step" frame."""
+
+    model: nn.Module
+    norms: list[NormSite]
+    blocks: list[BlockSite]
+    before: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
+
+
+class Probe:
+    """Base of all probes. ``measure(frame)`` returns {quantity: scalar tensor} for one site, or, at "before step" and
+    "after step", {quantity: {site: scalar tensor}}. It must not change anything it is given.
+
+    ``on`` says where it is asked (OCCASIONS), ``price`` from which preset on it is part of the run (PRICES). State that
+    spans steps, such as a running average, lives in the probe.
+
+    >>> class Zeros(Probe):
+    ...     "share of zeros behind each norm"
+    ...     on = "norm"
+    ...     def measure(self, frame):
+    ...         return {"zeros": (frame.y_rows == 0).float().mean()}
+    """
+
+    on: ClassVar[str] = "norm"
+    price: ClassVar[str] = "standard"
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def measure(self, frame: Any) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+def rms(t: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(t) / max(1, t.numel()) ** 0.5

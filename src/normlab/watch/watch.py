@@ -1,0 +1,406 @@
+"""Attach to a model, measure while it trains, change nothing.
+
+Hooks are registered once. On idle steps each is one flag test (blocks also note their largest value, for the trace that
+leads up to a non-finite one). On recorded steps probes reduce on the device; the scalars travel to the host in one copy.
+Which steps are recorded follows from the cadence and from ``max_overhead``: the time spent measuring is counted, and a
+step is recorded only while its expected price keeps the total under that share.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import __version__, surgery
+from .._torch import uncompiled
+from ..errors import unknown
+from ..runs import Writer
+from .cadence import Budget, Cadence
+from .frames import OCCASIONS, PRICES, Probe, StepFrame
+from .hooks import Hooks
+from .quantities import PROBES
+from .readings import Losses, Values, per_stack, to_host
+from .trace import Trace
+
+
+def presets(name: str) -> list[Probe]:
+    """The probes of a preset: each price includes the cheaper ones."""
+    if name not in PRICES:
+        raise ValueError(unknown("preset", name, PRICES))
+    return [probe() for probe in PROBES if PRICES.index(probe.price) <= PRICES.index(name)]
+
+
+class Watch:
+    """See :func:`watch`."""
+
+    def __init__(
+        self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path | Writer, preset: str,
+        probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
+        trace: bool, also: Sequence[Any], after: int, info: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.budget = Budget(max_overhead)
+        self.cadence = Cadence(every)
+        self.probes = [*presets(preset), *probes]
+        for probe in self.probes:
+            if probe.on not in OCCASIONS:
+                raise ValueError(unknown("occasion of a probe", probe.on, OCCASIONS))
+        inside = uncompiled(model)
+        inner = model if inside is None else inside  # with DistributedDataParallel, which sums gradients
+        self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
+        self.outer, self.inner = model, inner
+        self.trace = Trace() if trace else None
+        self.sinks = list(also)
+        self.hooks = Hooks(
+            self.model, wanted=lambda: {p.on for p in self.probes}, ask=self._ask, forget=self._forget,
+            budget=self.budget, trace=self.trace, scaler=scaler,
+        )  # fmt: skip
+        self.steps = self._after = after
+        self.recorded = 0
+        self._values: Values = {}
+        self._before: dict[nn.Parameter, Tensor] = {}
+        self._covered: dict[str, Any] | None = None
+        self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self.writer = self._open(out, preset, config, info)
+        self._closes_writer = not isinstance(out, Writer)
+        self._losses = Losses(self.writer)
+        self._last_record = time.perf_counter()
+        self.hooks.begin(self.cadence.due(after + 1, 0.0))
+        self._restore: Callable[[], None] = lambda: None
+        if inside is not None:
+            self._eager_on_recorded_steps()
+        else:
+            self.hooks.register()
+        self._hook_optimizer(optimizer)
+
+    @property
+    def norms(self) -> list[surgery.NormSite]:
+        return self.hooks.norms
+
+    @property
+    def blocks(self) -> list[surgery.BlockSite]:
+        return self.hooks.blocks
+
+    def _open(self, out: str | Path | Writer, preset: str, config: Any, info: dict[str, Any]) -> Writer | None:
+        if self._rank:
+            return None
+        facts = {
+            **info, "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
+            "max_overhead": self.budget.max_overhead, "probes": [p.name for p in self.probes], "processes": self._world,
+            "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "sites": {"norms": {s.name: s.kind for s in self.norms}, "blocks": [b.name for b in self.blocks]},
+        }  # fmt: skip
+        if not isinstance(out, Writer):
+            return Writer(out, facts, again=self._after > 0, after=self._after or None)
+        out.update(**{k: v for k, v in facts.items() if k not in out.info})
+        return out
+
+    def _eager_on_recorded_steps(self) -> None:
+        """A compiled model runs compiled on idle steps; a recorded one goes through the eager module, with hooks."""
+        outer, compiled_forward, eager = self.outer, self.outer.forward, self.inner
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not self.hooks.active:
+                return compiled_forward(*args, **kwargs)
+            self.hooks.register()
+            try:
+                return eager(*args, **kwargs)
+            finally:
+                self.hooks.unregister()
+
+        outer.forward = forward  # type: ignore[method-assign]
+        self._restore = lambda: setattr(outer, "forward", compiled_forward)
+
+    # ---- asking
+
+    def _ask(self, occasion: str, site: str, frame: Any) -> None:
+        """Every probe of that occasion. ``site`` is empty where a probe answers for all of its sites at once."""
+        for probe in list(self.probes):
+            if probe.on != occasion:
+                continue
+            try:
+                with torch.no_grad():
+                    found = probe.measure(frame)
+                for quantity, value in found.items():
+                    kept = self._values.setdefault(quantity, {})
+                    if site:
+                        kept[site] = value
+                    else:
+                        kept.update(value)
+            except Exception as error:  # a probe must never stop training
+                self.probes.remove(probe)
+                message = f"probe {probe.name} failed and is switched off ({type(error).__name__}: {error})"
+                warnings.warn(f"normlab.watch: {message}", stacklevel=2)
+                if self.writer is not None:
+                    where = site or None
+                    self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=where, error=str(error))
+
+    def _forget(self) -> None:
+        self._values = {}
+
+    # ---- the optimizer
+
+    def _hook_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._optimizer_handles: list[Any] = []
+        self.optimizer = optimizer
+        if optimizer is not None:
+            me = weakref.proxy(self)
+            self._optimizer_handles = [
+                optimizer.register_step_pre_hook(lambda _, args, kwargs: me._about_to_step(args, kwargs)),
+                optimizer.register_step_post_hook(lambda *_: me._after_step()),
+            ]
+
+    def _about_to_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An optimizer that is given a closure has no gradients yet: they are read when the closure has run."""
+        if not self.hooks.active:
+            return None
+        # torch hands the optimizer over as the first positional argument of the hook's args.
+        place, closure = next(((i, a) for i, a in enumerate(args) if callable(a)), (None, kwargs.get("closure")))
+        if closure is None:
+            self._before_step()
+            return None
+
+        def then_look(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            self._before_step()
+            return result
+
+        if place is None:
+            return args, {**kwargs, "closure": then_look}
+        return (*args[:place], then_look, *args[place + 1 :]), kwargs
+
+    def _before_step(self) -> None:
+        if not self.hooks.active:
+            return
+        with self.budget:
+            self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+            if any(p.on == "after step" for p in self.probes):
+                self._before = {
+                    p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
+                }
+
+    def _after_step(self) -> None:
+        if not self.hooks.active:
+            return
+        with self.budget:
+            self._ask("after step", "", StepFrame(self.model, self.norms, self.blocks, self._before))
+            self._before = {}
+
+    # ---- steps
+
+    def step(self, loss: Any = None, **values: float) -> None:
+        """After each optimizer step: the loss, and any numbers of your own to record with it."""
+        self.steps += 1
+        with self.budget:
+            if loss is not None:
+                self._losses.add(self.steps, loss)
+            for name, value in values.items():
+                self._values.setdefault(name, {})["model"] = value
+            if self.trace is not None:
+                event = self.trace.step(self.steps, loss, self.hooks.active)
+                if event is not None and self.writer is not None:
+                    self._losses.flush()
+                    self.writer.event(self.steps, "nonfinite", **event)
+            if self.hooks.active:
+                if self.optimizer is None:
+                    self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+                self._record()
+        self.budget.step_ended(self.recorded if self.hooks.active else None)
+        self._decide()
+
+    def _decide(self) -> None:
+        """Is the next step recorded? Cadence proposes, the overhead so far disposes."""
+        due = self.cadence.due(self.steps + 1, time.perf_counter() - self._last_record)
+        if due and self.recorded:
+            due = self.budget.affords(self.steps - self._after)
+        if self._world > 1:  # all processes record the same steps
+            flag = torch.tensor([float(due)], device=self._device())
+            dist.broadcast(flag, 0)
+            due = bool(flag.item())
+        self._values, self._before = {}, {}
+        self.hooks.begin(due)
+
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _record(self) -> None:
+        values = {q: dict(s) for q, s in self._values.items() if s}
+        per_stack(values, self.blocks)
+        if self.optimizer is not None:
+            values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
+        keys = [(q, s) for q, sites in values.items() for s in sites]
+        numbers = to_host([values[q][s] for q, s in keys], self._device(), self._world)
+        self._covered = self._coverage()
+        if self.writer is not None:
+            loss = self._losses.flush()
+            table: dict[str, dict[str, float]] = {}
+            for (q, s), number in zip(keys, numbers, strict=True):
+                table.setdefault(q, {})[s] = number
+            self.writer.write(self.steps, table)
+            self._send(table if loss is None else {"loss": {"model": loss}, **table})
+            if self._covered != self.writer.info.get("coverage"):
+                self.writer.update(coverage=self._covered)
+        self.recorded += 1
+        self._last_record = time.perf_counter()
+
+    def _send(self, table: dict[str, dict[str, float]]) -> None:
+        for sink in list(self.sinks):
+            try:
+                sink.write(self.steps, table)
+            except Exception as error:  # as with probes: training goes on
+                self.sinks.remove(sink)
+                name = type(sink).__name__
+                warnings.warn(f"normlab.watch: sink {name} failed and is switched off ({error})", stacklevel=2)
+
+    # ---- the end
+
+    def _coverage(self) -> dict[str, Any]:
+        """``fired`` is None where no probe looks at norms (the preset lite): then nothing was to fire."""
+        found: dict[str, Any] = {"norms": len(self.norms), "fired": None, "skipped": {}, "blocks": len(self.blocks),
+                 "attention": self.hooks.attention_calls}  # fmt: skip
+        if {p.on for p in self.probes} & {"norm", "norm gradient"}:
+            silent = [s for s in self.norms if s.name not in self.hooks.fired]
+            found["fired"] = len(self.norms) - len(silent)
+            found["skipped"] = {s.name: self._why_silent(s) for s in silent}
+        return found
+
+    def _why_silent(self, site: surgery.NormSite) -> str:
+        for name, module in self.model.named_modules():
+            if (
+                isinstance(module, nn.TransformerEncoderLayer)
+                and site.name.startswith(name + ".")
+                and not module.training
+            ):
+                return "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
+        if isinstance(self.outer, torch.jit.ScriptModule):
+            return "a scripted model runs no Python hooks"
+        return "its forward was not called in the recorded step"
+
+    def coverage(self) -> str:
+        """ "118 of 120 norms fired; 2 skipped: ...", of the last recorded step."""
+        found = self._covered
+        if found is None:
+            return "nothing has been recorded yet"
+        if found["fired"] is None:
+            return f"{found['norms']} norms, which no probe of this run looks at"
+        text = f"{found['fired']} of {found['norms']} norms fired"
+        if found["skipped"]:
+            text += f"; {len(found['skipped'])} skipped: " + "; ".join(
+                f"{n} ({why})" for n, why in found["skipped"].items()
+            )
+        return text
+
+    def flush(self) -> None:
+        """Write the losses that wait for the next recorded step: before a checkpoint, so that it holds no more than the run."""
+        self._losses.flush()
+
+    def state(self) -> dict[str, Tensor]:
+        """What the probes remember across steps, for a checkpoint: the tensors in their dictionaries."""
+        found = {}
+        for probe in self.probes:
+            for attribute, table in vars(probe).items():
+                for key, value in table.items() if isinstance(table, dict) else ():
+                    for place, part in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+                        if isinstance(part, Tensor):
+                            found[json.dumps([probe.name, attribute, key, place])] = part
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Let the probes remember what :meth:`state` gave: gains at the start and running averages go on."""
+        probes = {probe.name: probe for probe in self.probes}
+        for text, tensor in state.items():
+            name, attribute, key, place = json.loads(text)
+            if name in probes:
+                table = vars(probes[name])[attribute]
+                key = tuple(key) if isinstance(key, list) else key
+                table[key] = tensor.clone() if place is None else (*table.get(key, ()), tensor.clone())
+
+    def pause(self, seconds: float) -> None:
+        """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
+        self.budget.pause(seconds)
+
+    def overhead(self) -> float:
+        """The share of the time since the start that went into measuring."""
+        return self.budget.overhead()
+
+    def close(self, status: str = "finished") -> None:
+        """Write what is outstanding and take the hooks off."""
+        self.hooks.leave()
+        self.hooks.unregister()
+        self._restore()
+        for handle in self._optimizer_handles:
+            handle.remove()
+        if self.writer is not None:
+            self._losses.flush()
+            if (
+                self.recorded == 0 and self._after == 0 and status == "finished"
+            ):  # a resumed run's last steps may be idle
+                warnings.warn(
+                    "normlab.watch: nothing was recorded; call watch.step(loss=...) after each step", stacklevel=2
+                )
+            for sink in self.sinks:
+                try:
+                    sink.close()
+                except Exception as error:
+                    warnings.warn(f"normlab.watch: sink {type(sink).__name__} did not close ({error})", stacklevel=2)
+            facts = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded}
+            if self._closes_writer:
+                self.writer.close(status, **facts)
+            else:
+                self.writer.update(**facts)
+            self.writer = self._losses.writer = None
+
+    def summary(self) -> str:
+        return f"{self.recorded} of {self.steps} steps recorded, overhead {self.overhead():.1%}"
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        status = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        if self.writer is not None:
+            print(f"normlab.watch: {self.summary()}", file=sys.stderr)
+        self.close(status)
+
+
+@torch.no_grad()
+def watch(
+    model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path | Writer, preset: str = "standard",
+    probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, **info: Any,
+) -> Watch:  # fmt: skip
+    """Measure while the model trains; the run goes to ``out``.
+
+        with normlab.watch(model, optimizer=opt, out="runs/a") as watch:
+            for batch in loader:
+                loss = step(batch)          # as before
+                watch.step(loss=loss)
+        print(normlab.diagnose("runs/a"))
+
+    preset        "lite", "standard" or "full"; ``probes`` adds your own
+    every         steps (10), seconds ("5s") or "log" (1, 2, 5, 10, 20, 50, ...); the first step is always recorded
+    max_overhead  the share of the time that measuring may take; None: no limit
+    scaler        a GradScaler, whose factor is taken out of the stream's gradients
+    trace         note each block's largest value on every step, to show what led up to a non-finite loss
+    also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
+    after         steps the model has behind it: the run in ``out`` goes on from there, later lines of it are dropped
+    out           a folder, or a :class:`normlab.runs.Writer`, which stays open when the watch closes
+    config, info  anything JSON can hold; written into run.json
+
+    A padding mask among the model's arguments is found by its name and applied to every quantity. Weights come out
+    bit for bit as without the watcher.
+    """
+    return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
+                 config=config, scaler=scaler, trace=trace, also=also, after=after, info=info)  # fmt: skip
