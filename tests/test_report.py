@@ -151,7 +151,7 @@ def make_sweep(folder: Path) -> Path:
         "created": "2026-11-16T01:10:00Z", "machine": machine, "complete": False, "baseline": "layer/pre",
         "target_loss": 2.46, "trials": trials, "cells": cells, "refused": [{"cell": "instance/pre", **r} for r in refused],
         "verdict": {"en": ["rms/pre is best: 2.34 nats per byte, 0.12 below layer/pre.", "layer/post is undecided."],
-                    "zh": ["rms/pre 最好：2.34 奈特/字节，比 layer/pre 低 0.12。", "layer/post 未决。"]},
+                    "zh": ["rms/pre 最好：2.34 奈特/字节，比 layer/pre 低 0.12。", "layer/post 尚无定论。"]},
     }, allow_nan=False))  # fmt: skip
     best = {c["cell"]: c["best_lr"] or RATES[0] for c in cells}
     for t in trials:

@@ -30,7 +30,7 @@ def verdict(answer: Answer, grid: Grid, at_best: AtBest, named: bool) -> dict[st
     if grid.refused:
         en, zh = _list([r["cell"] for r in grid.refused])
         reason = str(grid.refused[0]["reason"]).rstrip(".")
-        sentences.append((f"Refused: {en} ({reason})", f"被拒绝：{zh}（{reason}）"))
+        sentences.append((f"Refused: {en} ({reason})", f"拒绝运行：{zh}（{reason}）"))
     elif named and answer.complete and len(able) == len(grid.cells) and len(sentences) < SENTENCES:
         sentences += _of_axes(answer, grid, at_best)
     return {"en": [en + "." for en, _ in sentences], "zh": [zh + "。" for _, zh in sentences]}
@@ -43,7 +43,7 @@ def _figures(of: Mapping[str, Any], sign: int = 1) -> tuple[str, str, str]:
     low, high = sorted((sign * of["low"], sign * of["high"]))
     digits = min(max(1 - math.floor(math.log10((high - low) / 2)), 0), 6) if high > low else 4
     mean, low, high = (f"{v:.{digits}f}" for v in (sign * of["mean"], low, high))
-    return mean, f"95 % interval {low} to {high}, {of['n']} seeds", f"95 % 区间 {low} 至 {high}，{of['n']} 个种子"
+    return mean, f"95 % interval {low} to {high}, {of['n']} seeds", f"95 % 置信区间 {low} 到 {high}，{of['n']} 个种子"
 
 
 def _list(words: Sequence[str]) -> Sentence:
@@ -56,21 +56,21 @@ def _of_progress(answer: Answer, grid: Grid) -> Iterator[Sentence]:
     ended, planned = answer.trials, len(grid.cells) * len(grid.rates) * len(grid.seeds)
     counts = {o: sum(t["outcome"] == o for t in ended) for o in OUTCOMES}
     if not ended:
-        yield "No trial has ended: there is nothing to compare", "还没有试验结束：没有可比较的结果"
+        yield "No trial has ended: there is nothing to compare", "还没有试验结束：没有可比的结果"
     elif not answer.complete:
         en = f"Partial answer: {len(ended)} of {planned} trials have ended"
-        zh = f"部分结果：已结束 {len(ended)} / {planned} 次试验"
+        zh = f"部分结论：{planned} 次试验中已结束 {len(ended)} 次"
         if counts["failed"]:
             first = next(t for t in ended if t["outcome"] == "failed")
             why = f"{first['name']}: {str(first['error'])[:120].rstrip('.')}"
-            en, zh = f"{en}, {counts['failed']} failed ({why})", f"{zh}，{counts['failed']} 次失败（{why}）"
+            en, zh = f"{en}, {counts['failed']} failed ({why})", f"{zh}，{counts['failed']} 次出错（{why}）"
         yield en, zh
     broke, short = sum(counts[o] for o in BROKEN), counts["untrained"]
     if all(c["mean"] is None for c in answer.cells) and broke + short:
         advice = [("lower --lr", "请降低 --lr")] * (broke > 0) + [("give more --steps", "请增加 --steps")] * (short > 0)
         yield (f"No cell trained with every seed at any rate: of {len(ended)} trials {broke} diverged or collapsed, {short} were still "
                f"falling; {', '.join(en for en, _ in advice)}",
-               f"没有组合在任一学习率下全部种子都训练成功：{len(ended)} 次试验中 {broke} 次发散或坍缩，{short} 次损失仍在下降；"
+               f"没有哪个组合在某个学习率下所有种子都训练成功：{len(ended)} 次试验中 {broke} 次发散或坍缩，{short} 次损失还在降；"
                f"{'，'.join(zh for _, zh in advice)}")  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def _of_best(answer: Answer, grid: Grid, able: Sequence[Data]) -> Iterator[Sente
     name, rate, lead = top["cell"], f"{top['best_lr']:g}", top["difference"]
     if lead and lead["decided"] and lead["mean"] < 0:
         by, en, zh = _figures(lead, -1)
-        at = ("each at its best rate", "各取其最佳学习率")
+        at = ("each at its best rate", "各取自己的最佳学习率")
         if len(grid.rates) == 1:
             at = (f"at rate {rate}", f"学习率 {rate}")
         yield (f"{name} beats {baseline} by {by} {unit} ({en}), {at[0]}",
@@ -92,13 +92,13 @@ def _of_best(answer: Answer, grid: Grid, able: Sequence[Data]) -> Iterator[Sente
         if lead and lead["n"] > 1 and not lead["decided"]:
             by, by_en, by_zh = _figures(lead, -1)
             en += f"; its lead over {baseline}, {by} ({by_en}), is not decided"
-            zh += f"；它对 {baseline} 的领先 {by}（{by_zh}）尚不能判定"
+            zh += f"；它比 {baseline} 领先 {by}（{by_zh}），尚无定论"
         elif baseline not in [c["cell"] for c in able]:
-            en, zh = f"{en}; {baseline} has none to compare with", f"{zh}；{baseline} 没有可比较的均值"
+            en, zh = f"{en}; {baseline} has none to compare with", f"{zh}；{baseline} 没有可比的均值"
         yield en, zh
     if len(grid.cells) > 1 and max(c["n"] for c in able) == 1:
         yield (f"With 1 seed nothing is decided: run at least {FEWEST} (--seeds)",
-               f"只有 1 个种子，什么也不能判定：请至少运行 {FEWEST} 个（--seeds）")  # fmt: skip
+               f"只有 1 个种子，得不出定论：请至少用 {FEWEST} 个（--seeds）")  # fmt: skip
 
 
 def _of_differences(answer: Answer, able: Sequence[Data]) -> Iterator[Sentence]:
@@ -115,13 +115,13 @@ def _of_differences(answer: Answer, able: Sequence[Data]) -> Iterator[Sentence]:
             en, zh = _list(those)
             parts.append((f"{words[0]} than {baseline}: {en}", f"比 {baseline} {words[1]}：{zh}"))
     if parts:
-        yield "Decidedly " + "; ".join(en for en, _ in parts), "可判定" + "；".join(zh for _, zh in parts)
+        yield "Decidedly " + "; ".join(en for en, _ in parts), "有定论：" + "；".join(zh for _, zh in parts)
     open_ = {n: d for n, d in found.items() if not d["decided"]}
     if open_:
         en, zh = _list(list(open_))
-        en, zh = f"Undecided against {baseline}: {en}", f"与 {baseline} 相比不能判定：{zh}"
+        en, zh = f"Undecided against {baseline}: {en}", f"与 {baseline} 相比尚无定论：{zh}"
         if max(d["n"] for d in open_.values()) < FEWEST:
-            en, zh = f"{en} (fewer than {FEWEST} seeds decide nothing)", f"{zh}（少于 {FEWEST} 个种子不作判定）"
+            en, zh = f"{en} (fewer than {FEWEST} seeds decide nothing)", f"{zh}（少于 {FEWEST} 个种子不下定论）"
         more = sorted((d["seeds_needed"] - d["n"], n) for n, d in open_.items() if d["seeds_needed"])
         if more:
             ends = more if len(more) < 3 else (more[0], more[-1])
@@ -130,7 +130,7 @@ def _of_differences(answer: Answer, able: Sequence[Data]) -> Iterator[Sentence]:
                 about = ("over", "超过") if open_[n]["seeds_needed"] == MOST_SEEDS else ("about", "约")
                 amounts.append((f"{about[0]} {m} for {n}", f"{n} {about[1]} {m} 个"))
             en += "; more seeds to decide: " + ", ".join(en for en, _ in amounts)
-            zh += "；判定还需种子：" + "，".join(zh for _, zh in amounts)
+            zh += "；要有定论还需种子：" + "，".join(zh for _, zh in amounts)
         yield en, zh
 
 
@@ -153,25 +153,25 @@ def _of_rates(answer: Answer, grid: Grid) -> Iterator[Sentence]:
     clauses = []
     if parts:
         clauses.append(
-            ("Training breaks " + "; ".join(en for en, _ in parts), "训练崩溃：" + "；".join(zh for _, zh in parts))
+            ("Training breaks " + "; ".join(en for en, _ in parts), "训练失稳：" + "；".join(zh for _, zh in parts))
         )
     if never and len(never) < len(answer.cells):
         en, zh = _list([c["cell"] for c in never])
         falling = any(r["untrained"] for c in never for r in c["rates"])
-        more = (" (losses still falling: more --steps)", "（损失仍在下降：请增加 --steps）") if falling else ("", "")
-        clauses.append((f"No rate trained every seed: {en}{more[0]}", f"没有学习率使全部种子训练成功：{zh}{more[1]}"))
+        more = (" (losses still falling: more --steps)", "（损失还在降：请增加 --steps）") if falling else ("", "")
+        clauses.append((f"No rate trained every seed: {en}{more[0]}", f"没有学习率能让所有种子训练成功：{zh}{more[1]}"))
     if clauses:
         yield ". ".join(en for en, _ in clauses), "。".join(zh for _, zh in clauses)
     if len(grid.rates) == 1 and sum(c["mean"] is not None for c in answer.cells) > 1:
         yield (f"One rate only, {grid.rates[0]:g}: at others the order may differ (--lr)",
-               f"只有一个学习率 {grid.rates[0]:g}：换成其他学习率，次序可能不同（--lr）")  # fmt: skip
+               f"只有一个学习率 {grid.rates[0]:g}：换成别的学习率，名次可能不同（--lr）")  # fmt: skip
     edges = {words: [c["cell"] for c in answer.cells if c["best_at_edge"] == edge]
              for edge, words in (("low", ("lowest", "最低")), ("high", ("highest", "最高")))}  # fmt: skip
     if any(edges.values()):
         en = "; ".join(f"{w[0]} rate: {_list(names)[0]}" for w, names in edges.items() if names)
         zh = "；".join(f"{w[1]}学习率：{_list(names)[1]}" for w, names in edges.items() if names)
         yield (f"Best at the edge of the grid, the true best may lie outside (widen --lr): {en}",
-               f"最佳学习率在网格边缘，真正的最佳可能在其外（请扩大 --lr）：{zh}")  # fmt: skip
+               f"最佳学习率在网格边缘，真正的最佳可能在网格之外（请扩大 --lr）：{zh}")  # fmt: skip
 
 
 def _of_axes(answer: Answer, grid: Grid, at_best: AtBest) -> Iterator[Sentence]:
