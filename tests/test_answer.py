@@ -13,7 +13,8 @@ import statistics
 import pytest
 
 from normlab import RunUnreadable, runs
-from normlab.answer import FIELDS, answer, cell_name, collect, numbers, plain, read, write
+from normlab.answer import FIELDS, answer, cell_name, collect, plain, read, write
+from normlab.answer import numbers as counting
 from normlab.lab.rates import MOST_LOST
 
 RATES = (3e-4, 1e-3, 3e-3)
@@ -164,7 +165,7 @@ def test_more_seeds_are_more_than_there_are():
     """The second would be decided alone, and has seeds enough; Holm holds it back behind the first."""
     first = [(0.9, 0.0), (1.1, 0.0), (1.6, 0.0)]
     second = [(0.1 + (-1) ** i * 0.132, 0.0) for i in range(10)]
-    found = numbers.decide([first, second])
+    found = counting.decide([first, second])
     assert found[0]["p"] < found[1]["p"] < 0.05 < found[0]["p_holm"] == found[1]["p_holm"]
     assert not found[1]["decided"] and found[1]["seeds_needed"] > 10
 
@@ -229,7 +230,7 @@ def test_failed_trials_are_no_part_of_the_divergence_rate():
 
 
 def test_stable_means_giving_away_at_most_a_twentieth_of_the_gain():
-    assert numbers.MOST_LOST == MOST_LOST
+    assert counting.MOST_LOST == MOST_LOST
     rates = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
     gain = 5.3 - 2.0
     lost = dict(zip(rates, (0.06, 0.0, 0.0499, 0.0501, 0.01), strict=True))  # shares of the gain

@@ -354,8 +354,9 @@ DOCTESTED = sorted(module_of(p) for p in SOURCES if ">>> " in p.read_text())
 
 @pytest.mark.parametrize("name", DOCTESTED)
 def test_doctests(name: str):
-    # as in a session that has imported the layers and the placements
-    names = {**vars(importlib.import_module("normlab.norms")), **vars(importlib.import_module("normlab.placements"))}
+    # as in a session that has imported torch, the layers, the placements and the models
+    rooms = (importlib.import_module(f"normlab.{room}") for room in ("norms", "placements", "models"))
+    names = {"torch": torch, "nn": torch.nn, **{k: v for room in rooms for k, v in vars(room).items()}}
     module = importlib.import_module(name)
     result = doctest.testmod(module, globs={**names, **vars(module)})
     assert result.attempted > 0 and result.failed == 0

@@ -364,3 +364,92 @@ def test_a_checkpointed_layer_with_running_statistics(make, odd):
     (want,) = torch.autograd.grad(plain(x), x, up)
     assert torch.equal(got, want)
     assert_same(list(layer.buffers()), list(plain.buffers()))
+
+
+# ---- what twenty minutes of the fuzz found ---------------------------------------------------------------------------
+
+
+class Named(torch.Tensor):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize("which", ["weight", "bias", "running_mean", "running_var"])
+@pytest.mark.parametrize(
+    "options", [{"renorm": (3.0, 5.0)}, {"frozen": True}, {"ghost_size": 3}], ids=["renorm", "frozen", "ghost"]
+)
+def test_batch_norms_variants_refuse_a_storage_of_no_bytes(options, which):
+    layer = normlab.BatchNorm(WIDTH, **options)
+    getattr(layer, which).data.untyped_storage().resize_(0)
+    x = torch.randn(6, 5, WIDTH).as_subclass(
+        Named
+    )  # the registered ops serve this class, by torch's operators in between
+    with pytest.raises(RuntimeError, match="no memory"):
+        layer(x)
+
+
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_batch_renormalization_broadcasts_no_parameter(which):
+    layer = normlab.BatchNorm(WIDTH, renorm=(3.0, 5.0))
+    before = layer.running_mean.clone()
+    setattr(layer, which, nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match=f"{which} has 1 values"):
+        layer(torch.randn(6, 5, WIDTH))
+    assert torch.equal(layer.running_mean, before)
+
+
+@pytest.mark.parametrize("options", [{}, {"renorm": (3.0, 5.0)}, {"ghost_size": 3}, {"causal": "running"}], ids=str)
+def test_a_mask_made_in_inference_mode_is_a_mask(options):
+    x, up = torch.randn(6, 5, WIDTH), torch.randn(6, 5, WIDTH)
+    mask = torch.rand(6, 5) < 0.6
+    with torch.inference_mode():
+        other = mask.clone()
+    layer = normlab.BatchNorm(WIDTH, **options)
+    assert_same(outcome(layer, x, up, mask=other), outcome(layer, x, up, mask=mask))
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_the_bias_of_a_gain_of_another_class_gets_its_gradient(name):
+    layer = normlab.make_norm(name, WIDTH, bias=True)
+    x, up = torch.randn(7, WIDTH, requires_grad=True), torch.randn(7, WIDTH)
+    want = torch.autograd.grad(layer(x), [x, layer.bias], up)
+    del layer.weight
+    layer.weight = torch.ones(WIDTH).as_subclass(Named)
+    assert_same(torch.autograd.grad(layer(x), [x, layer.bias], up), want)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("to", [torch.float16, torch.float64])
+def test_registered_ops_take_no_saved_tensor_of_another_dtype(name, to):
+    layer = layer_of(name)
+    x, up = torch.randn(6, 5, WIDTH, requires_grad=True), torch.randn(6, 5, WIDTH)
+
+    def unpack(t):
+        return t.to(to) if t.is_floating_point() and t.dtype != to else t
+
+    with saved_tensors_hooks(lambda t: t, unpack):
+        y = layer(x.as_subclass(Named))
+    with pytest.raises(RuntimeError, match="changed between forward and backward"):
+        torch.autograd.grad(y, x, up)
+
+
+def test_a_second_derivative_takes_no_parameter_of_another_size():
+    x, weight = torch.randn(4, WIDTH, requires_grad=True), torch.randn(WIDTH, requires_grad=True)
+    with saved_tensors_hooks(lambda t: t, lambda t: t.flatten()[:1] if t.shape == (WIDTH,) else t):
+        y = functional.layer_norm(x, (WIDTH,), weight)
+    with pytest.raises(RuntimeError, match="changed between forward and backward"):
+        torch.autograd.grad(y, x, torch.randn(4, WIDTH), create_graph=True)
+
+
+@pytest.mark.parametrize("which", ["running_psi2", "nu"])
+def test_power_norm_keeps_nothing_in_eight_bits(which):
+    state = {"running_psi2": torch.ones(WIDTH), "nu": torch.zeros(WIDTH)}
+    state[which] = state[which].to(torch.float8_e5m2)
+    with pytest.raises(TypeError, match="float8"):
+        functional.power_norm(torch.randn(9, WIDTH), state["running_psi2"], state["nu"], torch.tensor(0))
+
+
+def test_running_statistics_of_another_class_in_evaluation():
+    mean, var = torch.randn(WIDTH), torch.rand(WIDTH) + 0.5
+    x, weight, bias = torch.randn(9, WIDTH), torch.randn(WIDTH, dtype=torch.float64), torch.randn(WIDTH)
+    want = functional.batch_norm(x, mean, var, weight, bias)
+    torch.testing.assert_close(functional.batch_norm(x, mean, Wrapped(var), weight, bias), want)

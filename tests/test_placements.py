@@ -559,8 +559,7 @@ BARE: dict[str, Callable[[Any, Tensor, Callable[[Tensor], Tensor]], Tensor]] = {
 @pytest.mark.parametrize("fuse", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "residual-dual"])
 def test_a_tensor_in_a_block_of_ones_own_gives_a_tensor(name: str, fuse: bool) -> None:
-    options = {"width": WIDTH} if name == "admin" else {}
-    place = PLACEMENTS[name].placement(lambda: normlab.LayerNorm(WIDTH), fuse=fuse, **options)
+    place = PLACEMENTS[name].placement(lambda: normlab.LayerNorm(WIDTH), fuse=fuse)
     place, sublayer, x = shaken(place.double()), shaken(Map().double()), draw(3, WIDTH)
     y = place(x, sublayer)
     assert type(y) is Tensor
@@ -617,7 +616,7 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(options["norm"])
         return inner(*arguments, **options)
 
-    monkeypatch.setattr(ops, "residual_norm", spy)
+    monkeypatch.setattr(functional, "residual_norm", spy)
     return calls
 
 
@@ -852,9 +851,12 @@ def test_residual_dropout_keeps_the_mean_of_the_branch(drop: float, fuse: bool, 
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_of_every_placement_falls_on_the_branch_once(name: str, fuse: bool) -> None:
     """Norms that do nothing, a stream of zero and a constant branch: what comes out is dropped or scaled up."""
-    drop, options = 0.3, {"width": 50} if name == "admin" else {}
+    drop = 0.3
     facts = PLACEMENTS[name]
-    place, ends = facts.placement(nn.Identity, dropout=drop, fuse=fuse, **options), facts.ends(nn.Identity, fuse=fuse)
+    place, ends = (
+        facts.placement(nn.Identity, Slot(width=50), dropout=drop, fuse=fuse),
+        facts.ends(nn.Identity, fuse=fuse),
+    )
     if name == "rezero":
         nn.init.constant_(place.alpha, 1.5)
 
@@ -1071,7 +1073,7 @@ def test_facts_are_complete(name: str) -> None:
     assert facts.formula and facts.advice and facts.advice[-1] != "."
     assert set(inspect.signature(facts.init).parameters) == {"parts", "num_layers", "stack", "other_layers"}
     assert normlab.PLACEMENTS[name] is facts
-    assert getattr(normlab, facts.placement.__name__) is facts.placement
+    assert getattr(placements, facts.placement.__name__) is facts.placement
 
 
 def test_every_placement_class_has_a_row_of_its_own() -> None:

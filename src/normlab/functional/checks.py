@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from .._torch import (
+    in_transform,
     is_zero_tensor,
 )
 from ..errors import unknown
@@ -92,6 +93,8 @@ def as_mask(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
             )
         check_same_device(op, x, mask=mask)
+        if mask.is_inference() and not torch.is_inference_mode_enabled():
+            mask = mask.clone()  # autograd would refuse to save it, and only after running statistics have moved
         return cpu.contiguous(mask)
     lengths = torch.as_tensor(lengths, device=x.device)
     if len(positions) != 2:
@@ -122,9 +125,16 @@ def check_channel_parameters(op: str, channels: int, weight: Tensor | None, bias
     check_parameter(op, "bias", bias, channels)
 
 
-def check_running(op: str, channels: int, mean: Tensor | None, variance: Tensor | None) -> None:
+def check_memory(*tensors: Tensor | None) -> None:
+    """Before torch's own operators read them, which trust the memory behind a tensor. In a transform there is none to see."""
+    if not in_transform():
+        for t in tensors:
+            cpu.with_memory(t)
+
+
+def check_running(op: str, channels: int, **running: Tensor | None) -> None:
     """Before anything is computed: running statistics that cannot be moved."""
-    for name, t in (("running_mean", mean), ("running_var", variance)):
+    for name, t in running.items():
         check_parameter(op, name, t, channels)
         if is_compiling():
             continue

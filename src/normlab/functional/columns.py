@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
+from .._torch import in_transform
 from ..kernels import cpu, devices, eager, graph, reference
 from ..kernels.cpu import Unfit
 from .checks import (
@@ -19,6 +20,7 @@ from .checks import (
     check_eps,
     check_gain,
     check_groups,
+    check_memory,
     check_running,
     dense,
     of_one_dtype,
@@ -64,14 +66,18 @@ def column_norm(
     ):
         check_channel_parameters(op, x.shape[channel], weight, bias)
         route = route_of_all(op, x, weight, bias, mask)
-    if statistics is not None and route == "eager":
-        route = route_of_all(op, x, *statistics)
     if weight is not None and bias is not None and weight.dtype is not bias.dtype and route in ("eager", "graph"):
         check_channel_parameters(op, x.shape[channel], weight, bias)
         route = route_of_all(op, x, weight, bias, mask)
         if route in ("eager", "graph"):
             weight, bias = of_one_dtype(weight, bias)
+    if statistics is not None:
+        check_memory(*statistics)
+        if route == "eager":
+            route = route_of_all(op, x, *statistics)
     move = running is not None and not recomputing()
+    if running is not None and route != "eager" and not in_transform():
+        check_running(op, x.shape[channel], running_mean=running[0], running_var=running[1])
     facts = (eps, offset, centered, channel, groups, pooled)
     if route == "torch":
         theirs = _by_torch(
@@ -82,9 +88,7 @@ def column_norm(
     if route == "eager":
         given = None
         if statistics is not None:
-            given = torch.cat(
-                [*(cpu.with_memory(s).double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)]
-            )
+            given = torch.cat([*(s.double().flatten() for s in statistics), x.new_zeros(1, dtype=torch.float64)])
         # Done below: an update by a factor that is a tensor (plain average), of synced or of unusual statistics.
         inside = (
             running is not None
@@ -97,7 +101,7 @@ def column_norm(
                 f"{op}: tensors made in inference mode cannot be saved for backward; clone them outside of it"
             )
         if not inside and running is not None:
-            check_running(op, x.shape[channel], running[0], running[1])
+            check_running(op, x.shape[channel], running_mean=running[0], running_var=running[1])
         # Also when a forward is only recomputed: autograd must find the same tensors saved.
         want = want_statistics or (running is not None and not inside)
         more = (running if inside and move else None, group, want)

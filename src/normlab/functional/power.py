@@ -14,7 +14,7 @@ from .._torch import (
 )
 from ..errors import TransformUnsupported
 from ..kernels import cpu, graph, power
-from .checks import as_mask, check_columns, check_eps, dense, of_one_dtype, positions
+from .checks import as_mask, check_columns, check_eps, check_running, dense, of_one_dtype, positions
 from .columns import column_norm
 from .routes import recomputing, route_of_all
 
@@ -64,6 +64,7 @@ def power_norm(
             "PowerNorm updates its running quantities in training, which functional transforms cannot see; use "
             "PowerNorm(running=False, track_running_stats=False) or eval mode"
         )
+    check_running(op, channels, running_psi2=running_psi2, nu=nu)
     if again and running:
         raise TransformUnsupported(
             "PowerNorm's running form moves the statistics it divides by, so recomputing it (activation checkpointing) "

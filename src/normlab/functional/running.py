@@ -13,7 +13,7 @@ from .._torch import (
 )
 from ..errors import TransformUnsupported
 from ..kernels import cpu, reference
-from .checks import as_mask, check_channels, positions
+from .checks import as_mask, check_channels, check_running, positions
 from .routes import route_of_all
 
 
@@ -61,6 +61,8 @@ def update_running(
 
     Fewer than two real cells say nothing about a variance: the buffers are then left as they are.
     """
+    if not in_transform():
+        check_running("running statistics", mean.numel(), running_mean=running_mean, running_var=running_var)
     try:
         _update_running(running_mean, running_var, mean, var, count, factor)
     except RuntimeError as error:

@@ -127,7 +127,8 @@ def readable(t: Any) -> Any:
     if not isinstance(t, Tensor):
         return t
     if type(t) not in PLAIN:
-        _require_memory(t)  # torch 2.5 would stumble over a class whose memory is elsewhere
+        if t.numel():
+            _require_memory(t)  # torch 2.5 would stumble over a class whose memory is elsewhere
         t = t.as_subclass(Tensor)
     if is_zero_tensor(t):
         return t.clone()

@@ -52,8 +52,9 @@ def check_dtype(parameter: Tensor | None, dtype: torch.dtype | None) -> None:
 
 
 def _check_saved(
-    x: Tensor, parameter: Tensor | None, mask: Tensor | None, grad: Tensor, dtype: torch.dtype | None, channel: int = -1
-) -> None:
+    x: Tensor, parameter: Tensor | None, mask: Tensor | None, grad: Tensor, dtype: torch.dtype | None, channel: int = -1,
+    size: int | None = None,
+) -> None:  # fmt: skip
     """Before formulas that would take what a hook on saved tensors brings back in whatever precision it has."""
     if x.dtype is not grad.dtype or x.shape != grad.shape:
         raise cpu.changed(
@@ -62,6 +63,8 @@ def _check_saved(
     if mask is not None and (mask.dtype is not torch.bool or mask.numel() * x.shape[channel] != x.numel()):
         raise cpu.changed(f"the mask is {tuple(mask.shape)} {mask.dtype} for an input of shape {tuple(x.shape)}")
     check_dtype(parameter, dtype)
+    if parameter is not None and parameter.numel() != (x.shape[channel] if size is None else size):
+        raise cpu.changed(f"a parameter has {parameter.numel()} values for an input of shape {tuple(x.shape)}")
 
 
 def _parameter_gradients(
@@ -69,10 +72,14 @@ def _parameter_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Places for the gradients of gain and bias, whose dtypes are the same where there are both."""
     check_dtype(weight, parameter_dtype)
-    dweight = empty_like(weight) if need_weight else None  # type: ignore[arg-type]
-    if not need_bias:
-        return dweight, None
-    return dweight, torch.empty(size, dtype=parameter_dtype, device="cpu") if weight is None else empty_like(weight)
+    if type(weight) in cpu.PLAIN:
+        return empty_like(weight) if need_weight else None, empty_like(weight) if need_bias else None  # type: ignore[arg-type]
+    # No weight, or one of another class, which empty_like would give to the gradients as well.
+    shape = (size,) if weight is None else weight.shape
+    dweight, dbias = (
+        torch.empty(shape, dtype=parameter_dtype, device="cpu") if need else None for need in (need_weight, need_bias)
+    )
+    return dweight, dbias
 
 
 class RowNorm(Function):
@@ -94,8 +101,8 @@ class RowNorm(Function):
         facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled() or type(grad) not in cpu.PLAIN:
-            _check_saved(x, weight, mask, grad, parameter_dtype)
             mode, eps, _, partial, offset, round_first = facts
+            _check_saved(x, weight, mask, grad, parameter_dtype, size=1 if MODE_NAMES[mode] == "scale" else None)
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = (
                 torch.zeros(x.shape[-1], dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
@@ -317,7 +324,9 @@ class Pointwise(Function):
         x, alpha, shift, weight, bias, mask = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if is_grad_enabled() or type(grad) not in cpu.PLAIN:
-            _check_saved(x, alpha, mask, grad, ctx.dtype)
+            _check_saved(x, alpha, mask, grad, ctx.dtype, size=1)
+            for p, size in ((shift, 1), (weight, x.shape[-1]), (bias, x.shape[-1])):
+                _check_saved(x, p, None, grad, ctx.dtype, size=size)
 
             def formula(
                 x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None

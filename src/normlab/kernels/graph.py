@@ -26,14 +26,21 @@ def _none_if_empty(t: Tensor, wanted: bool) -> Maybe:
     return t if wanted else None
 
 
+def _save(ctx: Any, *tensors: Maybe) -> None:
+    ctx.save_for_backward(*tensors)
+    ctx.forms = [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+
+
 def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """The saved tensors, the first of the shape of its gradient and all on the device they were on: on a mixture torch would run an op's fake and return what memory held."""
+    """The saved tensors, as they were saved: a hook may bring others back. With one on another device torch would run an
+    op's fake and return what memory held; statistics of fewer bits would be taken for exact ones."""
     found = ctx.saved_tensors
-    if found[0].shape != grad.shape:
-        raise cpu.changed(f"a saved tensor is {tuple(found[0].shape)}, its gradient {tuple(grad.shape)}")
-    for t in found:
-        if t is not None and t.device != grad.device:
-            raise cpu.changed(f"a saved tensor is on {t.device} instead of {grad.device}")
+    for t, form in zip(found, ctx.forms, strict=True):
+        if t is not None and (t.shape, t.dtype, t.device) != form:
+            shape, dtype, device = form
+            raise cpu.changed(
+                f"a saved tensor is {tuple(t.shape)} {t.dtype} on {t.device} instead of {tuple(shape)} {dtype} on {device}"
+            )
     return found
 
 
@@ -85,7 +92,7 @@ def _parameter_dtype(x: Tensor, weight: Maybe, bias: Maybe) -> torch.dtype:
 
 def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, mask, *facts = inputs
-    ctx.save_for_backward(x, weight, mask, output[1])
+    _save(ctx, x, weight, mask, output[1])
     ctx.facts = facts
     ctx.shapes = [None if p is None else p.shape for p in (weight, bias)]
     ctx.parameter_dtype = _parameter_dtype(x, weight, bias)
@@ -162,7 +169,7 @@ def _(grad: Tensor, grad_stream: Tensor, stream: Tensor, weight: Maybe, mask: Ma
 
 def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, _, weight, bias, mask, *facts, seed = inputs
-    ctx.save_for_backward(output[1], weight, mask, output[2], seed)
+    _save(ctx, output[1], weight, mask, output[2], seed)
     ctx.facts = facts
     ctx.wanted = [weight is not None, bias is not None]
     ctx.parameter_dtype = _parameter_dtype(x, weight, bias)
@@ -243,7 +250,7 @@ def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, mean: Tensor, square:
 
 def _column_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, mask, mean, _, *facts = inputs
-    ctx.save_for_backward(x, weight, mask, *output[1:])
+    _save(ctx, x, weight, mask, *output[1:])
     ctx.facts = (mean is not None, *facts)
     ctx.wanted = [weight is not None, bias is not None]
     ctx.parameter_dtype = _parameter_dtype(x, weight, bias)
@@ -302,7 +309,7 @@ def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, batch: Tensor, used: 
 def _power_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, mask, _, nu, _, _, alpha, eps, channel = inputs
     _, batch, count, used, warm = output
-    ctx.save_for_backward(x, weight, mask, batch, used, count, warm)
+    _save(ctx, x, weight, mask, batch, used, count, warm)
     ctx.nu = nu  # not among the saved: backward changes it, and a second use of the layer still needs it
     ctx.facts = (alpha, eps, channel)
     ctx.dtypes = [None if p is None else p.dtype for p in (weight, bias)]
@@ -360,7 +367,7 @@ def _(grad: Tensor, x: Tensor, alpha: Tensor, shift: Maybe, weight: Maybe, mask:
 
 def _pointwise_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, alpha, shift, weight, bias, mask, erf = inputs
-    ctx.save_for_backward(x, alpha, shift, weight, mask)
+    _save(ctx, x, alpha, shift, weight, mask)
     ctx.erf = erf
     ctx.shapes = [None if t is None else t.shape for t in (alpha, shift, weight, bias)]
 

@@ -98,6 +98,10 @@ def power_gradient(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and this process's sums (2, channels) of grad and grad * xhat; ``nu`` takes its step."""
     channels = cpu.channels_of(x, channel)
+    if x.dtype is not grad.dtype or x.shape != grad.shape:
+        raise cpu.changed(
+            f"a saved tensor is {tuple(x.shape)} {x.dtype}, its gradient {tuple(grad.shape)} {grad.dtype}"
+        )
     if native:  # what follows reads them by torch's own operators, which trust the memory behind a tensor
         weight, batch, used, count, warm = (cpu.readable(t) for t in (weight, batch, used, count, warm))
     for t, shape, dtype in ((batch, (1, channels), used.dtype), (used, (1, channels), batch.dtype), (count, (1,), batch.dtype),

@@ -132,7 +132,9 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
             running = (own["running_mean"], own["running_var"], factor)
         weight, bias, gain = self._own("weight"), self._own("bias"), self.gain
         if self.renorm is not None and training:
-            functional.check_running("BatchNorm", self.num_features, self.running_mean, self.running_var)
+            functional.check_running(
+                "BatchNorm", self.num_features, running_mean=self.running_mean, running_var=self.running_var
+            )
             (weight, bias), gain = self._renormalized(x, mask), "direct"
         y, _ = functional.column_norm("batch_norm", x, weight, bias, self.eps, groups=self.num_features, pooled=True,
                                channel=channel, mask=mask, gain=gain, group=group, running=running)  # fmt: skip
@@ -142,7 +144,9 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
 
     def _causal(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
         """No statistic of later positions; the running ones are those of the whole batch all the same."""
-        functional.check_running("BatchNorm", self.num_features, self.running_mean, self.running_var)
+        functional.check_running(
+            "BatchNorm", self.num_features, running_mean=self.running_mean, running_var=self.running_var
+        )
         if self.causal == "running":
             y = functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps,
                                channel_dim=self.channel_dim, gain=self.gain, mask=mask)  # fmt: skip
@@ -176,6 +180,9 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
     def _renormalized(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Gain and bias that also carry r and d, which move batch statistics to the running ones; r, d are constants."""
         assert self.renorm is not None and self.running_mean is not None and self.running_var is not None
+        # Below torch's own operators read the parameters, and would broadcast one of the wrong size.
+        functional.check_columns("BatchNorm", x, self.channel_dim, self.weight, self.bias)
+        functional.check_memory(self.weight, self.bias, self.running_mean, self.running_var)
         mean, var, _ = functional.batch_statistics(x.detach(), channel_dim=self.channel_dim, mask=mask)
         deviation, running = torch.sqrt(var + self.eps), torch.sqrt(self.running_var.to(var.dtype) + self.eps)
         r = (deviation / running).clamp(1 / self.renorm[0], self.renorm[0])

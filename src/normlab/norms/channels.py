@@ -134,7 +134,9 @@ class InstanceNorm(RunningNorm):
                                     pooled=False, channel=channel, mask=mask, gain=self.gain,
                                     want_statistics=tracked)  # fmt: skip
         if tracked and not functional.recomputing():  # recomputed, it saves the same tensors and moves nothing
-            functional.check_running("InstanceNorm", self.num_features, self.running_mean, self.running_var)
+            functional.check_running(
+                "InstanceNorm", self.num_features, running_mean=self.running_mean, running_var=self.running_var
+            )
             assert found is not None
             mean, var, count = found
             with torch.no_grad():  # the running statistics are averages over samples, as in torch
