@@ -93,7 +93,7 @@ def as_mask(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
             )
         check_same_device(op, x, mask=mask)
-        if mask.is_inference() and not torch.is_inference_mode_enabled():
+        if not is_compiling() and mask.is_inference() and not torch.is_inference_mode_enabled():
             mask = mask.clone()  # autograd would refuse to save it, and only after running statistics have moved
         return cpu.contiguous(mask)
     lengths = torch.as_tensor(lengths, device=x.device)
