@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from normlab import build, lab, machine
-from normlab.lab.train import model_config, task_of
+from normlab.lab.parts import model_config, task_of
 
 STEPS = 120  # as in the default comparison
 ROUNDS = 7  # the first only warms up

@@ -1,6 +1,7 @@
 """What tests share: instruction sets to run under, and inputs that hide nothing."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -18,6 +19,13 @@ ISAS = [name for name, has in (cpu.native.isas() if cpu.native else []) if has]
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(20261115)
+
+
+@pytest.fixture(autouse=True)
+def _own_modules_are_forgotten():
+    """Several tests write a ``mine.py`` of their own and name it on the command line."""
+    yield
+    sys.modules.pop("mine", None)
 
 
 @pytest.fixture(params=ISAS)

@@ -114,7 +114,7 @@ MUTATIONS = [
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
     Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
     Mutation("lab: losses behind the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_TRAINER),
-    Mutation("lab: batches forget the step", TASKS, '_generator("text", seed, step)', '_generator("text", seed)', "text", FOR_TASKS),
+    Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
     Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", FOR_TASKS),
     Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", FOR_TASKS),
     Mutation("answer: seeds not paired", ANSWER, 'pairs[name] = [(at_best[name][seed]["loss"], base[seed]["loss"]) for seed in shared]', 'pairs[name] = [(at_best[name][a]["loss"], base[b]["loss"]) for a, b in zip(shared, shared[::-1], strict=True)]', "pairing_decides or paired_one", FOR_ANSWER),

@@ -13,8 +13,8 @@ import pytest
 import normlab
 from normlab.lab import train
 from normlab.lab.experiment import Experiment, read_toml
+from normlab.lab.parts import model_config
 from normlab.lab.tasks import find_task
-from normlab.lab.train import model_config
 from normlab.models import FeedForward
 from normlab.runs import Run
 

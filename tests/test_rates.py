@@ -12,8 +12,8 @@ from torch import nn
 
 from normlab import cli
 from normlab.lab import Experiment
+from normlab.lab.parts import parts_of
 from normlab.lab.rates import Bracket, lr_range, summarize
-from normlab.lab.train import parts_of
 
 
 class Bowl(nn.Module):

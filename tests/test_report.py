@@ -597,8 +597,10 @@ def test_every_word_is_there_in_both_languages():
 def test_every_name_the_page_may_meet_is_translated():
     names = {*diagnosis.RULES, *diagnosis.SEVERITIES, *views.WRONG, "trained", *runs.STATUSES, *views.DEPTH}
     assert names <= set(words.WORDS) and {f"{q}_axis" for q in views.DEPTH} <= set(words.WORDS)
-    tasks = Path(html.__file__).parents[1] / "lab" / "tasks.py"
-    units = re.findall(r'unit(?:: str)? ?= ?"([^"]+)"', tasks.read_text(encoding="utf-8"))
+    tasks = "".join(
+        p.read_text(encoding="utf-8") for p in (Path(html.__file__).parents[1] / "lab" / "tasks").glob("*.py")
+    )
+    units = re.findall(r'unit(?:: str)? ?= ?"([^"]+)"', tasks)
     assert "nats per byte" in units and set(units) <= set(words.WORDS)
 
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import normlab
 from normlab.lab import tasks
-from normlab.lab.tasks import TASKS, Batch, OwnTask, find_task
+from normlab.lab.tasks import TASKS, Batch, OwnTask, builtin, find_task, own, table
 
 needs_sklearn = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 NAMES = [pytest.param(name, marks=needs_sklearn) if name == "digits" else name for name in TASKS]
@@ -164,7 +164,7 @@ def test_another_process_with_another_hash_seed_sees_the_same_bits():
 def test_the_random_state_of_the_user_is_left_alone(name):
     before = torch.get_rng_state()
     find_task(name).batch(0, 1, 3)
-    tasks._load.__wrapped__(name, (), (), ())
+    table._load.__wrapped__(name, (), (), ())
     assert torch.equal(torch.get_rng_state(), before) and gc.isenabled()
 
 
@@ -426,14 +426,14 @@ def test_docs_are_docstrings_of_their_package_and_the_mask_is_true_where_they_ar
     home = Path(sysconfig.get_paths()["stdlib"])
     task = find_task("docs")
     of = {}
-    for package in tasks.PACKAGES:
+    for package in builtin.PACKAGES:
         for path in (home / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_bytes())):
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                     text = (ast.get_docstring(node) or "").encode()[:96]
                     of.setdefault(text, set()).add(package)
     names = [found.removeprefix("docstrings of ") for found in task.sources]
-    assert set(names) <= set(tasks.PACKAGES) and task.settings["num_classes"] == len(names) >= 6
+    assert set(names) <= set(builtin.PACKAGES) and task.settings["num_classes"] == len(names) >= 6
     batches = task.held_out(64) + [task.batch(0, step, 97) for step in range(1, 6)]
     for batch in batches:
         tokens, mask = batch.arguments["tokens"], batch.arguments["mask"]
@@ -502,7 +502,7 @@ print(any(n.split(".")[0] == "xml" for n in sys.modules), "sklearn" in sys.modul
 def test_a_python_without_sources_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ValueError, match=r"holds no sources of email, http, .* installed without them"):
-        tasks._docs()
+        builtin.docs_task()
     assert gc.isenabled()
 
 
@@ -514,7 +514,7 @@ def test_packages_that_are_missing_are_left_out_and_shared_texts_too(tmp_path, m
         (tmp_path / package / "__init__.py").write_text(source)
         left_out = "".join(f'def f{n}():\n    """test {n}{package}"""\n' for n in range(100))
         (tmp_path / package / "tests" / "a.py").write_text(left_out)
-    task = tasks._docs(length=11)
+    task = builtin.docs_task(length=11)
     assert list(task.sources) == ["docstrings of http", "docstrings of xml"] and task.settings["num_classes"] == 2
     assert task.num_training + task.num_held_out == 2 * 200  # capped
     texts = rows(task.batch(0, 1, task.num_training).arguments["tokens"]) + rows(
@@ -552,7 +552,7 @@ def test_digits_train_a_convolution_too():
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r"come with scikit-learn: pip install 'normlab\[digits\]'"):
-        tasks._digits()
+        builtin.digits_task()
 
 
 # ---- dates -----------------------------------------------------------------------------------------------------------
@@ -582,7 +582,7 @@ def test_dates_mean_what_their_targets_say():
         source, target, mask = (batch.arguments[n] for n in ("source", "target", "source_mask"))
         assert mask.dtype == torch.bool and (source[~mask] == 0).all() and (source[mask] != 0).all()
         assert not (mask[:, 1:] & ~mask[:, :-1]).any()
-        assert (target[:, 0] == tasks.BEGIN).all() and torch.equal(target[:, 1:], batch.targets[:, :-1])
+        assert (target[:, 0] == builtin.BEGIN).all() and torch.equal(target[:, 1:], batch.targets[:, :-1])
         for text, want in zip(dates_in(batch), rows(batch.targets), strict=True):
             day = read_date(text)
             assert day.isoformat().encode() == want
@@ -593,18 +593,18 @@ def test_dates_mean_what_their_targets_say():
 @pytest.mark.parametrize(("day", "ordinal"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"),
                                               (13, "13th"), (21, "21st"), (22, "22nd"), (23, "23rd"), (31, "31st")])  # fmt: skip
 def test_ordinals(day, ordinal):
-    assert tasks._written(datetime.date(2021, 3, day), "{mon} {nth}, {year}").decode() == f"Mar {ordinal}, 2021"
+    assert builtin.written(datetime.date(2021, 3, day), "{mon} {nth}, {year}").decode() == f"Mar {ordinal}, 2021"
 
 
 def test_every_form_is_drawn_equally_often_and_fits():
-    written = [tasks._written(datetime.date(2020, 9, 23), form) for form in tasks.FORMATS]
-    assert max(map(len, written)) == tasks.LONGEST == len("Wednesday, September 23rd, 2020")
+    written = [builtin.written(datetime.date(2020, 9, 23), form) for form in builtin.FORMATS]
+    assert max(map(len, written)) == builtin.LONGEST == len("Wednesday, September 23rd, 2020")
     batch = find_task("dates").batch(0, 1, 4000)
     by_form = Counter()
     for text, iso in zip(dates_in(batch), rows(batch.targets), strict=True):
         day = datetime.date.fromisoformat(iso.decode())
-        by_form.update(n for n, form in enumerate(tasks.FORMATS) if tasks._written(day, form).decode() == text)
-    assert set(by_form) == set(range(len(tasks.FORMATS)))
+        by_form.update(n for n, form in enumerate(builtin.FORMATS) if builtin.written(day, form).decode() == text)
+    assert set(by_form) == set(range(len(builtin.FORMATS)))
     assert all(350 < count < 800 for count in by_form.values())  # in May two forms look alike
 
 
@@ -616,7 +616,7 @@ def test_no_day_is_both_trained_on_and_held_out():
     assert not held_out & trained
     days = (datetime.date(2069, 12, 31) - datetime.date(1970, 1, 1)).days + 1
     assert len(trained) > 0.9 * (days - len(held_out)) and 0.09 < len(held_out) / days < 0.11
-    assert task.num_training == (days - len(held_out)) * len(tasks.FORMATS)
+    assert task.num_training == (days - len(held_out)) * len(builtin.FORMATS)
 
 
 def test_the_blind_loss_of_dates_is_that_of_a_decoder_that_knows_the_calendar():
@@ -661,18 +661,18 @@ def test_own_batches_go_on_are_repeated_and_are_passed_over():
 def test_own_data_that_ends_starts_again_and_knows_its_split():
     task = OwnTask(three)
     assert [task.batch(4, step, 1) for step in range(1, 8)] == [f"train 4 {n}" for n in (0, 1, 2, 0, 1, 2, 0)]
-    assert task.held_out(1) == [f"held-out {tasks.HELD_OUT_SEED} {n}" for n in range(3)]
+    assert task.held_out(1) == [f"held-out {own.HELD_OUT_SEED} {n}" for n in range(3)]
     assert task.held_out(1, 2) == task.held_out(1)[:2]
 
 
 def test_own_data_without_a_split_is_held_out_by_its_seed_and_stays_fixed():
     task = OwnTask(endless)
-    assert len(task.held_out(5)) == tasks.MOST_HELD_OUT and len(task.held_out(5, 4)) == 4
-    assert torch.equal(task.held_out(5, 4)[0][0], next(endless(tasks.HELD_OUT_SEED))[0])
+    assert len(task.held_out(5)) == own.MOST_HELD_OUT and len(task.held_out(5, 4)) == 4
+    assert torch.equal(task.held_out(5, 4)[0][0], next(endless(own.HELD_OUT_SEED))[0])
     careless = OwnTask(lambda seed: ((torch.rand(2), None) for _ in range(2)))
     assert torch.equal(careless.held_out(1)[0][0], careless.held_out(1)[0][0])
     with pytest.raises(ValueError, match="seed 2147483647 is kept for held-out data"):
-        task.batch(tasks.HELD_OUT_SEED, 1, 5)
+        task.batch(own.HELD_OUT_SEED, 1, 5)
 
 
 def test_own_losses():

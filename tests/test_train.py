@@ -30,8 +30,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import normlab
 from normlab import cli
-from normlab.lab import Experiment, FolderInUse, Stopped, train
+from normlab.lab import Experiment, FolderInUse, Stopped, batches, train
 from normlab.lab import checkpoint as checkpoints
+from normlab.lab import parts as made
 from normlab.lab import tasks as lab_tasks
 from normlab.runs import INFO, READINGS, Run
 
@@ -558,7 +559,7 @@ def test_a_failed_run_can_be_run_again_and_forgets_the_failure(tmp_path):
 def test_a_loader_that_ends_early_starts_again(tmp_path):
     losses = {}
     for step in (3, 8):  # five batches a pass
-        task = training.task_of(own(data="short_data"))
+        task = made.task_of(own(data="short_data"))
         losses[step] = task.batch(0, step, 1)[0]
     assert torch.equal(losses[3], losses[8])
     assert train(own(data="short_data", steps=11), tmp_path / "a")["steps"] == 11
@@ -568,7 +569,7 @@ def test_own_batches_are_micro_batches_of_a_step(tmp_path):
     """Two batches a step give the mean of both losses, here of a model without dropout in its second life."""
     experiment = own(data="short_data", accumulate=2, steps=1, clip=0.0)
     result = train(experiment, tmp_path / "a")
-    model, _ = training.make_model(experiment, training.task_of(experiment))
+    model, _ = made.make_model(experiment, made.task_of(experiment))
     first, second = short_data(0, "train")[:2]
     want = sum(F.cross_entropy(model(x), y).item() for x, y in (first, second)) / 2
     assert result["first_loss"] == pytest.approx(want, rel=1e-6)
@@ -646,15 +647,15 @@ def test_torchs_own_optimizer_gives_the_same_bits(tmp_path):
 
 def test_weight_decay_is_for_matrices_only():
     experiment = small(weight_decay=0.25)
-    model, _ = training.make_model(experiment, training.task_of(experiment))
-    optimizer = training.make_optimizer(experiment, model)
+    model, _ = made.make_model(experiment, made.task_of(experiment))
+    optimizer = made.make_optimizer(experiment, model)
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     for name, p in model.named_parameters():
         assert decay[id(p)] == (0.25 if p.dim() >= 2 else 0.0), name
     assert set(decay.values()) == {0.0, 0.25} and len(decay) == len(list(model.parameters()))
     model.requires_grad_(False)
     model.get_parameter(next(n for n, _ in model.named_parameters())).requires_grad_()
-    assert sum(len(g["params"]) for g in training.make_optimizer(experiment, model).param_groups) == 1
+    assert sum(len(g["params"]) for g in made.make_optimizer(experiment, model).param_groups) == 1
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -713,7 +714,7 @@ def test_shares_sum_to_the_mean_over_all_targets(parts, processes):
         gradient = torch.autograd.grad(want, model.linear.weight)[0]
         losses, tokens = [], 0
         for rank in range(processes):
-            pieces = list(training.shares(task, small(accumulate=parts), step, 6, rank, processes))
+            pieces = list(batches.shares(task, small(accumulate=parts), step, 6, rank, processes))
             assert len(pieces) == parts
             for batch, weight, count in pieces:
                 tokens += count
@@ -732,7 +733,7 @@ def test_tokens_per_second_counts_real_tokens(tmp_path):
     real = sum(int(task.batch(0, step, 6).arguments["mask"].sum()) for step in range(1, 6))
     assert result["tokens_per_second"] * result["training_seconds"] == pytest.approx(real, rel=0.01)
     images = lab_tasks.Batch({"images": torch.zeros(5, 1, 8, 8)}, torch.zeros(5, dtype=torch.long))
-    assert training._tokens(images) == 5
+    assert batches._tokens(images) == 5
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------
@@ -745,7 +746,7 @@ def test_evaluation_is_a_ratio_with_its_interval_and_leaves_no_trace(mode):
     model.train(mode)
     model.linear.eval()
     state = torch.get_rng_state()
-    found = training.evaluate(model, task, small(held_out=19))
+    found = batches.evaluate(model, task, small(held_out=19))
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training == mode and model.dropout.training == mode
     assert all(p.grad is None for p in model.parameters())
@@ -768,24 +769,24 @@ def test_evaluation_is_a_ratio_with_its_interval_and_leaves_no_trace(mode):
 
 def test_a_loader_in_the_evaluation_moves_no_random_number():
     experiment = own()
-    task = training.task_of(experiment)
-    model, _ = training.make_model(experiment, task)
+    task = made.task_of(experiment)
+    model, _ = made.make_model(experiment, task)
     state = torch.get_rng_state()
-    first = training.evaluate(model, task, experiment)
+    first = batches.evaluate(model, task, experiment)
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(5)
-    assert training.evaluate(model, training.task_of(experiment), experiment) == first  # drawn again: the same batches
+    assert batches.evaluate(model, made.task_of(experiment), experiment) == first  # drawn again: the same batches
     assert first["loss"] > 0 and first["half_width"] > 0 and first["accuracy"] is None
 
 
 def test_every_held_out_example_is_used_if_asked(tmp_path):
     task = lab_tasks.find_task("docs", options={"length": 24})
     experiment = small(task="docs", options={"length": 24}, held_out=0)
-    model, _ = training.make_model(experiment, task)
+    model, _ = made.make_model(experiment, task)
     scores = [lab_tasks.score(model.eval(), batch) for batch in task.held_out(97)]
     assert sum(len(s.losses) for s in scores) == task.num_held_out > 20
     want = torch.cat([s.losses for s in scores]).mean().item()
-    assert training.evaluate(model, task, experiment)["loss"] == pytest.approx(want, rel=1e-6)
+    assert batches.evaluate(model, task, experiment)["loss"] == pytest.approx(want, rel=1e-6)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -1001,10 +1002,10 @@ def test_the_command_trains_and_its_weights_give_the_reported_loss(tmp_path, cap
     result = json.loads(capsys.readouterr().out)
     assert result == strict(tmp_path / "a")["result"] and [s for s, _ in result["curve"]] == [3, 6]
     experiment = Experiment.from_dict(strict(tmp_path / "a")["experiment"])
-    task = training.task_of(experiment)
-    model, _ = training.make_model(experiment.changed(seed=77), task)
+    task = made.task_of(experiment)
+    model, _ = made.make_model(experiment.changed(seed=77), task)
     model.load_state_dict(checkpoints._library().load_file(tmp_path / "a" / checkpoints.WEIGHTS), strict=False)
-    found = training.evaluate(model, task, experiment)
+    found = batches.evaluate(model, task, experiment)
     assert found["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert found["half_width"] == pytest.approx(result["loss_half_width"], rel=1e-6)
     assert cli.main(["train", *SETTINGS, "--out", str(tmp_path / "a")]) == 0

@@ -1042,10 +1042,8 @@ def test_fused_sums_and_norms_equal_the_two_steps(monkeypatch, placement, norm, 
     plain = make_any(architecture, placement=placement, norm=norm, num_layers=3, fused=False).to(dtype)
     plain.load_state_dict(fused.state_dict())
     calls = []
-    real = normlab.placements.ops.residual_norm
-    monkeypatch.setattr(
-        normlab.placements.ops, "residual_norm", lambda *a, **k: calls.append(k["alpha"]) or real(*a, **k)
-    )
+    real = normlab.functional.residual_norm
+    monkeypatch.setattr(normlab.functional, "residual_norm", lambda *a, **k: calls.append(k["alpha"]) or real(*a, **k))
     arguments = tuple(a.to(dtype) if a.is_floating_point() else a for a in example(architecture))
     want = outcome(plain, lambda: plain(*arguments))
     assert not calls

@@ -123,7 +123,7 @@ def _axes_of_own(make_model: str, axes: dict[str, Any], args: argparse.Namespace
     """A factory without such an argument cannot vary norms or placements: asked for, that is an error; by default it is left out."""
     import inspect
 
-    from ..lab.train import named
+    from ..lab.parts import named
 
     accepted = inspect.signature(named(make_model)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):

@@ -26,7 +26,7 @@ def add(verb: Verb) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..lab import Experiment, rates
-    from ..lab.train import named, parts_of
+    from ..lab.parts import named, parts_of
 
     try:
         own = [args.model, args.loss, args.data]

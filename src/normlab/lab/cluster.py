@@ -33,9 +33,10 @@ from ..runs import INFO, Writer
 from .checkpoint import FILE as CHECKPOINT
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
+from .parts import named
 from .pool import RETRIES, Notify, StorageFailed, WorkerFailed, warm_up
 from .sweep import TRIALS, Trial
-from .train import attempt, failed, named
+from .train import attempt, failed
 
 GRACE = 5.0  # seconds a cancelled trial has for removing its temporary folder; then it is killed, and the folder stays
 INSTALLED = {"site-packages", "dist-packages"}  # what lies there must be installed on the nodes too

@@ -140,7 +140,7 @@ def checked(sweep: Sweep) -> Sweep:
     """With the cells that cannot be built marked as refused; raises if none can."""
     from ..norms import NORMS
     from ..placements import PLACEMENTS
-    from .train import model_config, task_of
+    from .parts import model_config, task_of
 
     task = task_of(sweep.base)
     refused = []
@@ -258,7 +258,8 @@ def measure(trials: Sequence[Trial], seconds: float = 3.0) -> dict[str, dict[str
 def _try(experiment: Experiment) -> dict[str, float]:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from .train import make_model, make_optimizer, shares, task_of
+    from .batches import shares
+    from .parts import make_model, make_optimizer, task_of
 
     task = task_of(experiment)
     model, _ = make_model(experiment, task)

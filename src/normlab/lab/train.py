@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import inspect
-import itertools
 import math
 import os
 import platform
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,14 +27,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__, machine
 from ..errors import RunUnreadable, require
-from ..intervals import mean_interval
-from ..models import CAUSAL_FORMS, TransformerConfig, build
-from ..norms import NORMS
 from ..runs import INFO, READINGS, Run, Writer
 from ..watch import watch
 from . import checkpoint, tasks
+from .batches import evaluate, shares
 from .experiment import Experiment
 from .folders import sole_writer, storage_failed
+from .parts import make_model, make_optimizer, task_of
 
 CHECKPOINT_SECONDS = 30.0
 _prepare_16_bit_once = functools.cache(machine.prepare_16_bit)  # it starts a process that imports torch
@@ -48,151 +43,10 @@ STILL_FALLING = (
     0.01  # share by which the held-out loss fell over the second half: what sets untrained apart from collapsed
 )
 RECORDED = 12  # steps of a run that the watch records, at least: what a diagnosis needs
-EVALUATION_BATCH = 64  # examples; the mean over them does not depend on it
 
 
 class Stopped(Exception):
     """Raised by ``on_step`` to end a run between two steps; it is saved and can be resumed."""
-
-
-def named(path: str) -> Any:
-    """The object behind MODULE:NAME, modules of the working folder included."""
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"expected MODULE:NAME, such as my.module:make_model, got {path!r}")
-    sys.path.insert(0, "")  # as python -m finds them
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load {path}: {error}") from error
-    finally:
-        sys.path.remove("")
-
-
-def task_of(experiment: Experiment) -> tasks.Task:
-    if experiment.task == "own":
-        assert experiment.make_data is not None
-        loss = None if experiment.make_loss is None else named(experiment.make_loss)
-        return tasks.OwnTask(make_data=named(experiment.make_data), make_loss=loss)
-    return tasks.find_task(experiment.task, files=experiment.files, options=experiment.options)
-
-
-def model_config(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[TransformerConfig, list[str]]:
-    """The model's settings, and in words what was chosen for the user. Combinations that cannot work raise ValueError."""
-    settings = {**task.settings, **experiment.model, "norm": experiment.norm, "placement": experiment.placement}
-    choices = []
-    forms = CAUSAL_FORMS.get(experiment.norm, {})
-    if settings["architecture"] in ("decoder", "encoder-decoder") and forms and "causal_statistics" not in settings:
-        settings["causal_statistics"] = next(iter(forms))
-        choices.append(
-            f"causal_statistics={settings['causal_statistics']!r}: {experiment.norm} norm would otherwise let a causal model read ahead"
-        )
-    layer = NORMS[experiment.norm].layer if experiment.norm in NORMS else None
-    if processes > 1 and layer is not None and "sync" in inspect.signature(layer).parameters:
-        settings["norm_options"] = {"sync": True, **settings.get("norm_options", {})}
-        choices.append(f"sync=True: {experiment.norm} norm takes its statistics over all {processes} processes")
-    return TransformerConfig.from_dict(settings), choices
-
-
-def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[nn.Module, list[str]]:
-    """A fresh model with the experiment's seed; the user's factory gets the arguments it has names for."""
-    if experiment.make_model is None:
-        config, choices = model_config(experiment, task, processes)
-        torch.manual_seed(experiment.seed)
-        return build(config), choices
-    make = named(experiment.make_model)
-    accepted = inspect.signature(make).parameters
-    any_name = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    offered = {"norm": experiment.norm, "placement": experiment.placement, **experiment.model}
-    given = {name: value for name, value in offered.items() if any_name or name in accepted}
-    lacking = [name for name in experiment.model if name not in given]
-    if lacking:
-        raise ValueError(
-            f"{experiment.make_model} has no argument {', '.join(lacking)}; it takes {', '.join(accepted)}"
-        )
-    torch.manual_seed(experiment.seed)
-    model = make(**given)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{experiment.make_model} must return a torch.nn.Module, got {type(model).__name__}")
-    return model, [f"{name} is not an argument of {experiment.make_model}: the model is as it makes it"
-                   for name in ("norm", "placement") if name not in given]  # fmt: skip
-
-
-def parts_of(
-    experiment: Experiment,
-) -> tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[[int], Iterator[Any]]]:
-    """(make, loss_of, batches) of its model and data, as :func:`normlab.lr_range` takes them."""
-    task = task_of(experiment)
-    config, _ = model_config(experiment, task)
-    size = experiment.batch_size or task.batch_size
-    return lambda: build(config), task.loss, lambda seed: (task.batch(seed, step, size) for step in itertools.count(1))
-
-
-def make_optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": experiment.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=experiment.lr, betas=experiment.betas, fused=True)
-
-
-def shares(
-    task: tasks.Task, experiment: Experiment, step: int, size: int, rank: int, processes: int
-) -> Iterator[tuple[Any, float, int]]:
-    """This process's micro-batches of a step: (batch, weight of its mean loss, tokens).
-
-    Weights make the sum of the micro-batches' mean losses the mean over the whole step's targets, however padding fell.
-    """
-    parts = experiment.accumulate
-    if isinstance(task, tasks.OwnTask):  # a batch of the user's cannot be cut: each is one micro-batch
-        for part in range(parts):
-            index = ((step - 1) * parts + part) * processes + rank + 1
-            yield task.batch(experiment.seed, index, size), 1 / parts, 0
-        return
-    whole = task.batch(experiment.seed, step, size)
-    if parts * processes == 1:
-        yield whole, 1.0, _tokens(whole)
-        return
-    total = int((whole.targets != tasks.UNASKED).sum())
-    pieces = _cut(whole, parts * processes)
-    for piece in pieces[rank::processes]:
-        count = int((piece.targets != tasks.UNASKED).sum())
-        yield piece, processes * count / total, _tokens(piece)
-
-
-def _cut(batch: tasks.Batch, parts: int) -> list[tasks.Batch]:
-    columns = [(name, tensor.chunk(parts)) for name, tensor in batch.arguments.items()]
-    return [tasks.Batch({n: c[i] for n, c in columns}, t) for i, t in enumerate(batch.targets.chunk(parts))]
-
-
-def _tokens(batch: tasks.Batch) -> int:
-    """Real tokens that enter the model; of images, the images."""
-    ids = [t for t in batch.arguments.values() if not t.is_floating_point() and t.dtype != torch.bool]
-    padding = sum(int((~t).sum()) for t in batch.arguments.values() if t.dtype == torch.bool)
-    return sum(t.numel() for t in ids) - padding if ids else len(batch.targets)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, task: tasks.Task, experiment: Experiment) -> dict[str, float | None]:
-    """Held-out loss over all targets, half its 95 % interval over examples, and the share of targets predicted right."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=[]):  # training goes on with the same numbers, whatever the model draws here
-            batches = task.held_out(EVALUATION_BATCH, experiment.held_out or None)
-            scores = [task.score(model, batch) for batch in batches]
-    finally:
-        model.train(training)
-    losses = torch.cat([s.losses for s in scores]).double()
-    counts = torch.cat([s.counts for s in scores]).double()
-    total = float(counts.sum())
-    mean = float((losses * counts).sum() / total)
-    # Examples differ in length: the interval is that of a ratio of means.
-    residuals = ((losses - mean) * counts / (total / len(losses))).tolist()
-    _, low, high = mean_interval(residuals) if math.isfinite(mean) else (0.0, None, None)
-    right = [s.correct for s in scores if s.correct is not None]
-    correct = float(torch.cat(right).sum()) / total if right else None
-    return {"loss": mean, "half_width": None if low is None or high is None else (high - low) / 2, "accuracy": correct}
 
 
 def train(
