@@ -106,9 +106,10 @@ def contiguous(t: Tensor) -> Tensor:
 
 def with_memory(t: Any) -> Any:
     """t itself (a tensor or None), for torch's operators to read, which trust the memory behind a tensor."""
-    if is_compiling():  # what is traced has no memory yet
+    if is_compiling() or not isinstance(t, Tensor):  # what is traced has no memory yet
         return t
-    if type(t) in PLAIN and t.is_cpu and t.layout is torch.strided and t.numel() and not is_zero_tensor(t):
+    own = type(t) in PLAIN or type(t).__torch_dispatch__ is Tensor.__torch_dispatch__  # else its memory is elsewhere
+    if own and t.is_cpu and t.layout is torch.strided and t.numel() and not is_zero_tensor(t):
         _require_memory(t)
     return t
 

@@ -36,6 +36,10 @@ def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     op's fake and return what memory held; statistics of fewer bits would be taken for exact ones."""
     found = ctx.saved_tensors
     for t, form in zip(found, ctx.forms, strict=True):
+        if t is not None:
+            cpu.with_memory(
+                t
+            )  # torch resolves a negative bit before the op is reached, from memory it does not look for
         if t is not None and (t.shape, t.dtype, t.device) != form:
             shape, dtype, device = form
             raise cpu.changed(
