@@ -417,16 +417,11 @@ def test_the_bias_of_a_gain_of_another_class_gets_its_gradient(name):
     assert_same(torch.autograd.grad(layer(x), [x, layer.bias], up), want)
 
 
-@pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("to", [torch.float16, torch.float64])
-def test_registered_ops_take_no_saved_tensor_of_another_dtype(name, to):
+@pytest.mark.parametrize("name", ["batch", "instance", "group"])
+def test_registered_ops_take_no_statistics_of_fewer_bits(name):
     layer = layer_of(name)
     x, up = torch.randn(6, 5, WIDTH, requires_grad=True), torch.randn(6, 5, WIDTH)
-
-    def unpack(t):
-        return t.to(to) if t.is_floating_point() and t.dtype != to else t
-
-    with saved_tensors_hooks(lambda t: t, unpack):
+    with saved_tensors_hooks(lambda t: t, lambda t: t.half() if t.dtype == torch.float64 and t.shape[-1] > 1 else t):
         y = layer(x.as_subclass(Named))
     with pytest.raises(RuntimeError, match="changed between forward and backward"):
         torch.autograd.grad(y, x, up)

@@ -689,7 +689,8 @@ def judge(plan: Plan) -> list[str]:
             terms = max(1.0, STEP.get(truth[name].dtype, 1.0) / _compute_step(plan)) * float(size)
         if name.startswith("dd"):
             terms = (terms + through) * max(1.0, through)
-        if plan.dtype == torch.float64 and name in ("y", "dweight"):  # the oracle itself rounds what it subtracts
+        # Where all values of a set are one value the answer is 0, and the oracle's own rounding is all it has.
+        if plan.dtype == torch.float64 and name in ("y", "dweight") and ("expanded", "x") in plan.twists:
             terms = max(terms, through * large * (1.0 if name == "y" else (grad + 1) * rows))
         if name == "dweight" and plan.options.get("round_before_gain"):  # what it multiplies was rounded to the dtype
             terms = max(terms, grad * rows * STEP[plan.dtype] / _compute_step(plan))

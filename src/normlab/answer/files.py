@@ -18,9 +18,6 @@ CELL_COLUMNS = ("cell", "rank", "best_lr", "best_at_edge", "mean", "low", "high"
                 *(f"difference_{k}" for k in ("mean", "low", "high", "n", "p", "p_holm", "decided", "seeds_needed")))  # fmt: skip
 
 
-# ---- on disk ---------------------------------------------------------------------------------------------------------
-
-
 def read_sweep(folder: str | Path) -> Data:
     """What sweep.json says was to be compared."""
     found = runs.read(folder, runs.SWEEP)

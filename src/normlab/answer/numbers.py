@@ -95,9 +95,6 @@ class Grid:
         )
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def clean(value: Any) -> Any:
     """Without numbers that JSON lacks, also as runs spell them."""
     if isinstance(value, dict):

@@ -14,8 +14,6 @@ SENTENCES = 8
 NAMED = 4  # cells named in one sentence; the others are counted
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
-
 Sentence = tuple[str, str]  # English, Chinese: the same facts, without the full stop
 UNITS = {"nats per byte": "奈特/字节", "nats per document": "奈特/文档", "nats per image": "奈特/图像",
          "nats per character": "奈特/字符", "own loss": "（自定损失）", "loss": "（损失）"}  # fmt: skip

@@ -138,9 +138,6 @@ def _axes_of_own(make_model: str, axes: dict[str, Any], args: argparse.Namespace
     return axes
 
 
-# ---- compare ---------------------------------------------------------------------------------------------------------
-
-
 def run(args: argparse.Namespace) -> int:
     try:
         # With --json standard output is for the summary; what a module of the user's prints when loaded is not it.

@@ -40,9 +40,6 @@ def add_experiment(to: Any) -> None:
     to.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any field of the experiment (batch_size, warmup, clip, precision, watch, threads, ...) or setting of the model (dim, num_layers, ...)")  # fmt: skip
 
 
-# ---- reading the options ---------------------------------------------------------------------------------------------
-
-
 def value_of(text: str) -> Any:
     """3 and 1e-3 are numbers, true is true, all else is text."""
     try:

@@ -24,8 +24,6 @@ from .options import (
 from .progress import ending
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
 
-# ---- train, report, completion ---------------------------------------------------------------------------------------
-
 
 def add(verb: Verb) -> None:
     train = verb("train", "Train one experiment into one run directory; goes on from a checkpoint if there is one.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# ---- what to try -----------------------------------------------------------------------------------------------------
-
 # rule: (what to try, what is behind it)
 ADVICE: dict[str, tuple[tuple[str, ...], str]] = {
     "nonfinite": (

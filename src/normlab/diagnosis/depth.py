@@ -9,8 +9,6 @@ from statistics import median
 from ..runs import Series
 from .record import Finding, Record, above, below, course, finding, late, mid, ratio, shown, span_of
 
-# ---- rules: depth ----------------------------------------------------------------------------------------------------
-
 EXPLODING, VANISHING = 100.0, 0.03
 
 

@@ -8,8 +8,6 @@ from statistics import median
 from .depth import stream_growth
 from .record import FEW, Finding, Record, course, finding, pairs, shown
 
-# ---- rules: loss and learning rate -----------------------------------------------------------------------------------
-
 DIVERGED = 0.25  # of the lowest level
 START_MARGIN = 0.05  # of the start
 

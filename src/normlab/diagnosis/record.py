@@ -76,9 +76,6 @@ class Diagnosis:
         return "\n\n".join([f"{looked}. {total}.{few}", *map(str, self.findings)])
 
 
-# ---- what rules look at ----------------------------------------------------------------------------------------------
-
-
 class Record:
     """A run as rules see it: finite readings up to the first non-finite value, events, and the model's sites."""
 

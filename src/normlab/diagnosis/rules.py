@@ -19,8 +19,6 @@ from .loss import learning_rate_high, learning_rate_low, loss_divergence, loss_s
 from .record import SEVERITIES, Diagnosis, Finding, Record
 from .values import dead_gain, gain_explosion, leak, nonfinite
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
 # Within a severity findings come in this order: causes before consequences.
 RULES: dict[str, Callable[[Record], Iterator[Finding]]] = {
     "nonfinite": nonfinite,

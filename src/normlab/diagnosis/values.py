@@ -9,8 +9,6 @@ from itertools import pairwise
 from ..runs import decode
 from .record import Finding, Record, above, below, finding, late, mid, pairs, shown, span_of, worst_of
 
-# ---- rules: what must not happen -------------------------------------------------------------------------------------
-
 RUN_UP = 4.0  # largest values of healthy models change by less than 1.5 over the 16 steps of a trace
 
 

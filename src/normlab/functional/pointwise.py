@@ -10,8 +10,6 @@ from ..kernels import eager, graph, reference
 from .checks import as_mask, check_floating, check_parameter, check_same_device, dense, of_one_dtype
 from .routes import route_of_all
 
-# ---- pointwise -------------------------------------------------------------------------------------------------------
-
 
 def _pointwise(
     op: str, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,

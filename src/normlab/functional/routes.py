@@ -18,8 +18,6 @@ from .._torch import (
 from ..kernels import cpu
 from ..kernels.cpu import PLAIN
 
-# ---- routes ----------------------------------------------------------------------------------------------------------
-
 
 def route_of(op: str, x: Tensor) -> str:
     """ "eager", "graph", "torch" (another device) or "reference"."""

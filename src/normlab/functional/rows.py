@@ -28,9 +28,6 @@ MODES = {"layer": 0, "rms": 1, "scale": 2}
 SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
-
 def row_norm(
     op: str,
     x: Tensor,

@@ -16,8 +16,6 @@ from ..placements import (
 from .config import TransformerConfig
 from .sublayers import table_near, turn_angles, turn_speeds
 
-# ---- models ----------------------------------------------------------------------------------------------------------
-
 
 class Embedding(nn.Module):
     """Token ids (B, L) -> vectors (B, L, d) with their positions."""

@@ -25,9 +25,6 @@ def _add_parts(total: dict[str, list[Any]], more: Mapping[str, list[Any]]) -> No
         total.setdefault(kind, []).extend(matrices)
 
 
-# ---- layers ----------------------------------------------------------------------------------------------------------
-
-
 class Layer(nn.Module):
     """One layer of any architecture: its sub-layers, each in its place."""
 

@@ -22,9 +22,6 @@ def _linear(config: TransformerConfig, width_in: int, width_out: int) -> nn.Line
     return nn.Linear(width_in, width_out, bias=config.bias)
 
 
-# ---- sub-layers ------------------------------------------------------------------------------------------------------
-
-
 class Cache:
     """Keys and values of the tokens seen so far, for generation."""
 

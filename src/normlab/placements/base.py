@@ -21,8 +21,6 @@ from .residual import (
     settled,
 )
 
-# ---- placements ------------------------------------------------------------------------------------------------------
-
 
 class Placement(nn.Module):
     """What placements share. ``norm`` makes a norm of the stream's width; a placement calls it as often as it needs."""

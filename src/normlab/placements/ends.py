@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from .residual import Dual, NormFactory, Pending, Stream, apply_norm, settled
 
-# ---- ends of a stack -------------------------------------------------------------------------------------------------
-
 
 class Ends(nn.Module):
     """Before the first sub-layer and after the last: nothing."""

@@ -74,9 +74,6 @@ def reset_inside(module: nn.Module) -> None:
             reset()
 
 
-# ---- the sum ---------------------------------------------------------------------------------------------------------
-
-
 def fusable(norm: nn.Module | None, x: Tensor, branch: Tensor) -> LayerNorm | RMSNorm | None:
     """The norm, if one kernel can add and normalize: ours, over the whole last axis, stream and branch of one shape and
     dtype. A norm with hooks is called, so that they fire (torch's pruning lives in one); a hook marked ``passive`` also

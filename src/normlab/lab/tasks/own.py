@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from .. import texts
 from .base import Scores, Task, check_positive, loss, outline
 
-# ---- the user's own --------------------------------------------------------------------------------------------------
-
 HELD_OUT_SEED = 2**31 - 1  # for data that knows no splits; no trial may use it
 MOST_HELD_OUT = 64  # batches, for data that never ends
 

@@ -12,8 +12,6 @@ from ...errors import unknown
 from .base import DataTask, check_positive
 from .builtin import dates_task, digits_task, docs_task, text_task
 
-# ---- by name ---------------------------------------------------------------------------------------------------------
-
 
 class TaskFacts(NamedTuple):
     """A row of the table of tasks."""
