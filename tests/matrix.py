@@ -1,7 +1,7 @@
 """The tests with the oldest torch that pyproject.toml allows, the pinned one and the newest that can be installed.
 
     make matrix                                         all three; --write puts the table into docs/en and docs/zh
-    python tests/matrix.py --torch 2.5.1 -- tests/test_norms.py
+    python tests/matrix.py --torch 2.5.1 -- tests/norms/test_norms.py
 
 Each version gets an environment of its own, which is removed before the next: an ordinary torch brings several GB. The wheel
 is built anew in each, with the Python that runs this. NORMLAB_ISA in the environment holds for the tests, as everywhere.

@@ -22,7 +22,7 @@ from pathlib import Path
 from normlab.kernels import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = "tests/test_kernels.py"
+KERNELS = "tests/kernels/test_kernels.py"
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,15 @@ class Mutation:
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
 KERNEL = "src/normlab/kernels"
-FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = "tests/test_placements.py", "tests/test_transformer.py", "tests/test_probes.py"
+FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = (
+    "tests/placements/test_placements.py",
+    "tests/models/test_transformer.py",
+    "tests/watch/test_probes.py",
+)
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
-FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/test_train.py", "tests/test_tasks.py", "tests/test_answer.py"
+FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
@@ -53,13 +57,13 @@ MUTATIONS = [
     Mutation("row: ignore the mask", ROW, "if (a.mask && !a.mask[row]) {\n            blank(row);", "if (false) {\n            blank(row);", f"{AGREES} and layer and masked"),
     Mutation("row: drop the share of the mean in dx", ROW, "if (form.centered) inner = inner - c1[i];", "", f"{AGREES} and layer and float32"),
     Mutation("row: drop the share of the variance in dx", ROW, "Bk d = (inner - xhat * c2[i]) * r[i];", "Bk d = inner * r[i];", f"{AGREES} and rms and float32"),
-    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/test_norms.py"),
+    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/norms/test_norms.py"),
     Mutation("row: forget the rest of the mean", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd[i]);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: forget the rest of the mean going back", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: no float64 for extreme rows", "csrc/moments.h", "if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);", "", "any_scale and rms"),
     Mutation("row: keep a bad shift", "csrc/moments.h", "return apart <= var;", "return true;", "first_block"),
-    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/test_norms.py"),
-    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/test_norms.py"),
+    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/norms/test_norms.py"),
+    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/norms/test_norms.py"),
     Mutation("row: clamped length still projected", ROW, "return rstd == 1.0 / a.eps ? 0.0 : 1.0;", "return 1.0;", "below_eps"),
     Mutation("blocks: forget the last partial one", "csrc/pack.h", "    if (j < width) f(j, width - j);", "", f"{AGREES} and 33"),
     Mutation("blocks: padding lanes enter the sums", "csrc/pack.h", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>& m, int64_t) { return keep(a, m); }", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>&, int64_t) { return a; }", f"{AGREES} and layer and 33"),
@@ -78,16 +82,16 @@ MUTATIONS = [
     Mutation("column: drop the share of the mean in dx", COLUMN, "(C)(share_1 * rstd[c] * c1[c])", "(C)(0 * share_1 * rstd[c] * c1[c])", f"{AGREES} and batch and float32"),
     Mutation("column: drop the share of the variance in dx", COLUMN, "(C)(share * rstd[c] * c2[c])", "(C)(0 * share * rstd[c] * c2[c])", f"{AGREES} and batch and float32"),
     Mutation("column: a channel's sums for its group's", COLUMN, "        sum_groups(a, c1);\n        sum_groups(a, c2);\n", "", f"{AGREES} and group and float32"),
-    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/test_norms.py"),
+    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/norms/test_norms.py"),
     Mutation("column: group boundaries", COLUMN, "const int64_t begin = g * width, end = begin + width;", "const int64_t begin = g * width, end = begin + width - 1;", f"{AGREES} and group and float32"),
     Mutation("column: planes of one sample", COLUMN, "const int64_t offset = (segment * a.channels + channel) * a.rows;", "const int64_t offset = channel * a.rows;", "images"),
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
     Mutation("pointwise: slope at one", POINT, "const Bk du = g * load_same(gain + j) * slope;", "const Bk du = g * load_same(gain + j);", f"{AGREES} and dyt and float32"),
     Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
-    Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/test_reference.py"),
-    Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/test_reference.py"),
-    Mutation("layer: offset gain as direct", NORM, 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/test_norms.py"),
-    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/test_norms.py"),
+    Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/kernels/test_reference.py"),
+    Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/kernels/test_reference.py"),
+    Mutation("layer: offset gain as direct", NORM, 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/norms/test_norms.py"),
+    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
     Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "mask", FOR_PLACEMENTS),
@@ -100,14 +104,14 @@ MUTATIONS = [
     Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_MODELS),
     Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_MODELS),
     Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding or bert", FOR_MODELS),
-    Mutation("norm: position statistics over the whole batch", NORM, "y = functional.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/test_causal_norms.py"),
-    Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/test_causal.py"),
+    Mutation("norm: position statistics over the whole batch", NORM, "y = functional.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/norms/test_causal_norms.py"),
+    Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/leaks/test_leaks.py"),
     Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
     Mutation("probe: padding counts", SEEN, "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
     Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
-    Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/test_runs.py"),
+    Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),

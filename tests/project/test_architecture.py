@@ -29,7 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest brings it
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "normlab"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -473,7 +473,7 @@ def checks_something(function: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_*.py")), ids=name_of)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("test_*.py")), ids=name_of)
 def test_no_test_without_an_assertion(path: Path):
     tests = [
         node

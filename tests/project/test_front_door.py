@@ -11,7 +11,7 @@ import pytest
 
 import normlab
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_readmes_code_is_typed(tmp_path):

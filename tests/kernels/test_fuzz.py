@@ -25,7 +25,7 @@ def fuzz(tmp_path, *args):
         [sys.executable, "-m", "fuzz", "--json", str(out), *map(str, args)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,
         text=True,

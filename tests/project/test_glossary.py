@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = ROOT / "docs" / "zh" / "glossary.md"
 PAGES = [ROOT / "README.zh.md", *(p for p in sorted((ROOT / "docs" / "zh").glob("*.md")) if p != GLOSSARY)]
 HAN = re.compile(r"[\u4e00-\u9fff]")
