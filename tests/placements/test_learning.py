@@ -111,7 +111,7 @@ def test_running_forms_learn_in_a_decoder(norm: str, placement: str) -> None:
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "reordered"])
-def test_classifier_behind_instance_norm_learns_or_is_refused(placement: str) -> None:
+def test_classifier_after_instance_norm_learns_or_is_refused(placement: str) -> None:
     """The mean over tokens of what was centred over tokens is zero: such a model cannot see its input."""
     try:
         model = tiny("encoder", "instance", placement, num_classes=4)
