@@ -188,7 +188,9 @@ def parallel(rank, store, jobs):
             result = train(Experiment.from_dict(values), folder, on_step=on_step, keep_weights=True)
         except (Stopped, ValueError) as error:
             result = {"error": f"{type(error).__name__}: {error}"}
-        folder.with_suffix(f".{rank}.json").write_text(json.dumps(result))
+        folder.with_suffix(f".{rank}.json").write_text(
+            json.dumps(result if isinstance(result, dict) else result.to_dict())
+        )
     dist.destroy_process_group()
 
 
@@ -235,7 +237,7 @@ def test_an_experiment_repeats_itself_bit_for_bit(tmp_path, name):
     losses = [v for _, probe, _, v in readings(tmp_path / "a") if probe == "loss"]
     assert len(set(losses)) == len(losses) and all(map(math.isfinite, losses))
     other = experiment.changed(seed=1)
-    assert train(other, tmp_path / "c")["curve"] != Run(tmp_path / "a").info["result"]["curve"]
+    assert train(other, tmp_path / "c").to_dict()["curve"] != Run(tmp_path / "a").info["result"]["curve"]
 
 
 FRESH = """
@@ -258,7 +260,7 @@ def test_a_fresh_process_gives_the_same_bits(tmp_path):
 
 
 def test_the_watch_changes_no_bit_of_the_training(tmp_path):
-    curves = [train(small(watch=w, model={"dropout": 0.2}), tmp_path / w)["curve"] for w in ("none", "lite", "full")]
+    curves = [train(small(watch=w, model={"dropout": 0.2}), tmp_path / w).curve for w in ("none", "lite", "full")]
     assert curves[0] == curves[1] == curves[2]
 
 
@@ -464,30 +466,30 @@ def strict(folder):
 def test_a_huge_rate_diverges_and_a_block_is_named(tmp_path, watch):
     experiment = small(lr=1e30, clip=0.0, warmup=0.0, evaluations=1, watch=watch)
     result = train(experiment, tmp_path / "a", keep_weights=True)
-    assert result["outcome"] == "diverged" and 2 <= result["diverged_at"] <= 12
-    assert result["loss"] is result["accuracy"] is result["train_loss"] is result["loss_half_width"] is None
-    assert f"at step {result['diverged_at']}" in result["cause"] and math.isfinite(result["first_loss"])
-    assert result["steps"] == result["diverged_at"]
+    assert result.outcome == "diverged" and 2 <= result.diverged_at <= 12
+    assert result.loss is result.accuracy is result.train_loss is result.loss_half_width is None
+    assert f"at step {result.diverged_at}" in result.cause and math.isfinite(result.first_loss)
+    assert result.steps == result.diverged_at
     if watch == "lite":
         blocks = strict(tmp_path / "a")["sites"]["blocks"]
-        assert any(f"first seen behind {block}" in result["cause"] for block in blocks)
+        assert any(f"first seen after {block}" in result.cause for block in blocks)
     info = strict(tmp_path / "a")
-    assert info["status"] == "finished" and info["result"] == result
+    assert info["status"] == "finished" and info["result"] == result.to_dict()
     assert not (tmp_path / "a" / checkpoints.WEIGHTS).exists()
     assert train(experiment, tmp_path / "a") == result
 
 
 def test_a_held_out_loss_that_is_no_number_is_divergence_too(tmp_path):
     result = train(small(lr=1e30, clip=0.0, warmup=0.0, evaluations=12), tmp_path / "a")
-    assert result["outcome"] == "diverged" and result["diverged_at"] == 1 and "held-out loss is" in result["cause"]
-    assert result["curve"] == [] and strict(tmp_path / "a")["result"]["loss"] is None
+    assert result.outcome == "diverged" and result.diverged_at == 1 and "held-out loss is" in result.cause
+    assert result.curve == () and strict(tmp_path / "a")["result"]["loss"] is None
 
 
 def test_a_loss_that_turns_nan_is_dated(tmp_path):
     nan_loss.calls = 0
     result = train(own(loss="nan_loss", evaluations=2), tmp_path / "a")
-    assert (result["outcome"], result["diverged_at"], result["steps"]) == ("diverged", 7, 7)
-    assert "training loss is nan at step 7" in result["cause"] and [s for s, _ in result["curve"]] == [6]
+    assert (result.outcome, result.diverged_at, result.steps) == ("diverged", 7, 7)
+    assert "training loss is nan at step 7" in result.cause and [s for s, _ in result.curve] == [6]
     losses = [v for _, probe, _, v in readings(tmp_path / "a") if probe == "loss"]
     assert len(losses) == 7 and math.isnan(losses[-1]) and all(map(math.isfinite, losses[:-1]))
     assert strict(tmp_path / "a")["status"] == "finished"
@@ -538,8 +540,8 @@ def test_a_program_that_breaks_is_a_failed_run_with_its_traceback(tmp_path, expe
     assert info["result"]["outcome"] == "failed" and words in info["result"]["error"]
     USED_UP = iter([(torch.ones(2, 5), torch.zeros(2, dtype=torch.long))])
     result = training.attempt(experiment, tmp_path / "b")
-    assert result["outcome"] == "failed" and words in result["error"]
-    assert strict(tmp_path / "b")["result"] == result
+    assert result.outcome == "failed" and words in result.error
+    assert strict(tmp_path / "b")["result"] == result.to_dict()
 
 
 def test_a_failed_run_can_be_run_again_and_forgets_the_failure(tmp_path):
@@ -552,7 +554,7 @@ def test_a_failed_run_can_be_run_again_and_forgets_the_failure(tmp_path):
     assert strict(tmp_path / "a")["status"] == "failed"
     result = train(DAMAGED, tmp_path / "a")
     info = strict(tmp_path / "a")
-    assert info["status"] == "finished" and info["traceback"] is None and info["result"] == result
+    assert info["status"] == "finished" and info["traceback"] is None and info["result"] == result.to_dict()
     assert_every_step_once(tmp_path / "a", 12)
 
 
@@ -562,7 +564,7 @@ def test_a_loader_that_ends_early_starts_again(tmp_path):
         task = made.task_of(own(data="short_data"))
         losses[step] = task.batch(0, step, 1)[0]
     assert torch.equal(losses[3], losses[8])
-    assert train(own(data="short_data", steps=11), tmp_path / "a")["steps"] == 11
+    assert train(own(data="short_data", steps=11), tmp_path / "a").steps == 11
 
 
 def test_own_batches_are_micro_batches_of_a_step(tmp_path):
@@ -572,7 +574,7 @@ def test_own_batches_are_micro_batches_of_a_step(tmp_path):
     model, _ = made.make_model(experiment, made.task_of(experiment))
     first, second = short_data(0, "train")[:2]
     want = sum(F.cross_entropy(model(x), y).item() for x, y in (first, second)) / 2
-    assert result["first_loss"] == pytest.approx(want, rel=1e-6)
+    assert result.first_loss == pytest.approx(want, rel=1e-6)
 
 
 # ---- what a step computes --------------------------------------------------------------------------------------------
@@ -731,7 +733,7 @@ def test_tokens_per_second_counts_real_tokens(tmp_path):
     result = train(small(task="docs", options={"length": 24}, accumulate=2, steps=5), tmp_path / "a")
     task = lab_tasks.find_task("docs", options={"length": 24})
     real = sum(int(task.batch(0, step, 6).arguments["mask"].sum()) for step in range(1, 6))
-    assert result["tokens_per_second"] * result["training_seconds"] == pytest.approx(real, rel=0.01)
+    assert result.tokens_per_second * result.training_seconds == pytest.approx(real, rel=0.01)
     images = lab_tasks.Batch({"images": torch.zeros(5, 1, 8, 8)}, torch.zeros(5, dtype=torch.long))
     assert batches._tokens(images) == 5
 
@@ -964,7 +966,7 @@ def test_torchrun_trains_one_run(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=5 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["loss"] == pytest.approx(train(experiment, tmp_path / "one")["loss"], rel=1e-5)
+    assert result["loss"] == pytest.approx(train(experiment, tmp_path / "one").loss, rel=1e-5)
     assert strict(tmp_path / "two")["processes"] == 2
 
 

@@ -104,5 +104,5 @@ def run(args: argparse.Namespace) -> int:
         complain("train", error)
         return 1
     if rank == 0:
-        say_json(result) if args.json else say(f"{ending(result)}\nrun: {out}")
+        say_json(result.to_dict()) if args.json else say(f"{ending(result)}\nrun: {out}")
     return 0

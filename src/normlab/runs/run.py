@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunUnreadable
+from .contents import RUN_FILE, reading
 from .files import lines, opened, replace_file, replacing
-from .shapes import RUN_FILE, read, reading
+from .shapes import read
 
 SCHEMA, INFO, READINGS = RUN_FILE.schema, RUN_FILE.file, "readings.jsonl"
 
@@ -33,7 +34,7 @@ class Writer:
     """Writes one run. Every line reaches the operating system before ``write`` returns, so a killed process loses none.
 
     ``info`` is what is known at the start; :meth:`update` adds what is known later. An existing run is not overwritten:
-    ``again=True`` goes on appending to it, ``after=step`` first takes back what was written behind that step.
+    ``again=True`` goes on appending to it, ``after=step`` first takes back what was written after that step.
     """
 
     def __init__(
