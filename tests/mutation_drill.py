@@ -121,9 +121,9 @@ MUTATIONS = [
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
     Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", FOR_TASKS),
     Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", FOR_TASKS),
-    Mutation("answer: seeds not paired", ANSWER, 'pairs[name] = [(at_best[name][seed]["loss"], base[seed]["loss"]) for seed in shared]', 'pairs[name] = [(at_best[name][a]["loss"], base[b]["loss"]) for a, b in zip(shared, shared[::-1], strict=True)]', "pairing_decides or paired_one", FOR_ANSWER),
+    Mutation("answer: seeds not paired", ANSWER, "pairs[name] = [(loss_of(at_best[name][seed]), loss_of(base[seed])) for seed in shared]", "pairs[name] = [(loss_of(at_best[name][a]), loss_of(base[b])) for a, b in zip(shared, shared[::-1], strict=True)]", "pairing_decides or paired_one", FOR_ANSWER),
     Mutation("answer: no correction", ANSWER, "family or len(ps), holm(ps, family)", "family or len(ps), list(ps)", "test_", FOR_ANSWER),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r["trained"] and not any(r[o] for o in ("untrained", *BROKEN))]', 'whole = [r for r in rates if r["trained"]]', "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
 ]  # fmt: skip
 
 

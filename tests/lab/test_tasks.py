@@ -551,7 +551,7 @@ def test_digits_train_a_convolution_too():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"come with scikit-learn: pip install 'normlab\[digits\]'"):
+    with pytest.raises(ImportError, match=r"the task digits needs sklearn: pip install 'normlab\[digits\]'"):
         builtin.digits_task()
 
 

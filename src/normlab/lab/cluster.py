@@ -29,6 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .. import __version__
+from ..errors import need
 from ..runs import INFO, Result, Writer, replacing, trial_folder
 from .checkpoint import FILE as CHECKPOINT
 from .experiment import Experiment
@@ -88,12 +89,12 @@ class Cluster:
                 while waiting and len(running) < (self.workers or max(1, 2 * cpus // waiting[0].experiment.threads)):
                     trial = waiting.popleft()
                     e = trial.experiment
-                    need = (e.files, e.make_model, e.make_data, e.make_loss)
-                    if need not in stored:
-                        stored[need] = ray.put(_files_for(e))
+                    asked = (e.files, e.make_model, e.make_data, e.make_loss)
+                    if asked not in stored:
+                        stored[asked] = ray.put(_files_for(e))
                     remote = ray.remote(_trial).options(num_cpus=e.threads, max_retries=0, name=trial.name)
                     running[
-                        remote.remote(e.to_dict(), stored[need], dict(known.get(trial.cell, {})), __version__, stays)
+                        remote.remote(e.to_dict(), stored[asked], dict(known.get(trial.cell, {})), __version__, stays)
                     ] = trial
                     notify("started", trial, Message())
                 for task in ray.wait(list(running), timeout=1.0)[0]:
@@ -144,10 +145,7 @@ def _ray(address: str | None) -> Any:
     if address is None:  # as everywhere but on Linux, Ray then listens on the loopback interface alone
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray starts: nothing is reported to its makers
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ImportError("the engine ray needs Ray: pip install 'normlab[ray]'") from error
+    return need("the engine ray", "ray", "ray")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunUnreadable
+from ..errors import RunUnreadable, need
 from .contents import RUN_FILE, reading
 from .files import lines, opened, replace_file, replacing
 from .shapes import read
@@ -276,11 +276,7 @@ def export_csv(run: Run, path: str | Path) -> int:
 
 def export_parquet(run: Run, path: str | Path, batch: int = 100_000) -> int:
     """The same as a Parquet file, written in batches; needs the extra normlab[parquet]."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'normlab[parquet]'") from error
+    pa, pq = (need("Parquet", "parquet", name) for name in ("pyarrow", "pyarrow.parquet"))
     names = ("step", "probe", "site", "value")
     schema = pa.schema(list(zip(names, (pa.int64(), pa.string(), pa.string(), pa.float64()), strict=True)))
     count, rows = 0, []
