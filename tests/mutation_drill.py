@@ -48,6 +48,7 @@ ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwis
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
+FOR_RESUMED = "tests/lab/test_resume.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
@@ -114,18 +115,18 @@ MUTATIONS = [
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
-    Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
+    Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
     Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
-    Mutation("lab: losses behind the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_TRAINER),
+    Mutation("lab: losses after the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_RESUMED),
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
-    Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", FOR_TASKS),
-    Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", FOR_TASKS),
-    Mutation("answer: seeds not paired", ANSWER, 'pairs[name] = [(at_best[name][seed]["loss"], base[seed]["loss"]) for seed in shared]', 'pairs[name] = [(at_best[name][a]["loss"], base[b]["loss"]) for a, b in zip(shared, shared[::-1], strict=True)]', "pairing_decides or paired_one", FOR_ANSWER),
+    Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", "tests/lab/test_texts.py"),
+    Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", "tests/lab/test_own_data.py"),
+    Mutation("answer: seeds not paired", ANSWER, "pairs[name] = [(loss_of(at_best[name][seed]), loss_of(base[seed])) for seed in shared]", "pairs[name] = [(loss_of(at_best[name][a]), loss_of(base[b])) for a, b in zip(shared, shared[::-1], strict=True)]", "pairing_decides or paired_one", FOR_ANSWER),
     Mutation("answer: no correction", ANSWER, "family or len(ps), holm(ps, family)", "family or len(ps), list(ps)", "test_", FOR_ANSWER),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r["trained"] and not any(r[o] for o in ("untrained", *BROKEN))]', 'whole = [r for r in rates if r["trained"]]', "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
 ]  # fmt: skip
 
 
