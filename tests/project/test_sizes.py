@@ -16,8 +16,6 @@ TOO_LONG = {
     "csrc/tests/kernel_test.cpp",
     "tests/fuzz/judge.py",
     "tests/kernels/test_eager.py",
-    "tests/lab/test_tasks.py",
-    "tests/lab/test_train.py",
     "tests/norms/test_norms.py",
     "tests/watch/test_probes.py",
 }
