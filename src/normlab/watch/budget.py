@@ -119,7 +119,14 @@ class Budget:
         ):
             return WHOLE
         too_dear = made + missing * price > credit
-        if lean and self.opening and missing > 0 and too_dear and self.recorded <= ENOUGH * pace and made + cheap <= max(credit, allowed):
+        if (
+            lean
+            and self.opening
+            and missing > 0
+            and too_dear
+            and self.recorded <= ENOUGH * pace
+            and made + cheap <= max(credit, allowed)
+        ):
             return LEAN
         return None
 

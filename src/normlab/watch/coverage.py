@@ -24,7 +24,9 @@ def covered(hooks: Hooks, outer: nn.Module, looks_at_norms: bool) -> dict[str, A
 def _why_silent(site: str, model: nn.Module, outer: nn.Module) -> str:
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and site.startswith(name + ".") and not module.training:
-            return "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
+            return (
+                "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
+            )
     if isinstance(outer, torch.jit.ScriptModule):
         return "a scripted model runs no Python hooks"
     return "its forward was not called in the recorded step"
