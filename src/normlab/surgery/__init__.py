@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .find import BlockSite, NormSite, find_blocks, find_norms, find_residuals, identify, stream_of
+from .find import Survey, find_blocks, find_norms, find_residuals, identify, stream_of, survey
+from .sites import BlockSite, NormSite, UnknownSite
 
-__all__ = ["BlockSite", "NormSite", "find_blocks", "find_norms", "find_residuals", "identify", "stream_of"]
+__all__ = ["BlockSite", "NormSite", "Survey", "UnknownSite", "find_blocks", "find_norms", "find_residuals", "identify", "stream_of", "survey"]
