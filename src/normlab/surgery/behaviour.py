@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 from .._torch import own_buffers, own_parameters
 from ..kernels import reference
 
-SCALES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+SCALES = (1e3, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 TOLERANCE = 3e-5  # relative; modules compute in float32
 PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -170,7 +170,7 @@ class _undisturbed:
 
     def __enter__(self) -> None:
         devices = [self.device] if self.device.type == "cuda" else []
-        self.parts = [
+        self.parts: list[Any] = [
             torch.no_grad(), torch.random.fork_rng(devices), torch.autocast(self.device.type, enabled=False)
         ]  # fmt: skip
         self.python = random.getstate()
@@ -202,10 +202,8 @@ def _layouts(parameters: dict[str, Tensor], module: nn.Module) -> Iterator[tuple
         trimmed = tuple(n for n in tail if n > 1) or tail
         for lead in ((2, 3, 5), (2, 3), (7,)):
             yield lead[: max(1, len(lead) + 1 - len(trimmed))] + trimmed, -1
-        width = max(tail)
-        if len(trimmed) == 1:
-            yield (2, width, 3, 5), 1
-            yield (2, width, 5), 1
+            if len(trimmed) == 1 and len(lead) > 1:
+                yield (lead[0], *trimmed, *lead[1:]), 1
 
 
 def _widths(module: nn.Module) -> list[int]:
@@ -344,11 +342,11 @@ def _agrees(expected: Tensor, y: Tensor) -> bool:
 
 
 def _round_numbers(estimate: float) -> Iterator[float]:
-    """The shortest decimals near an estimate, then machine epsilons, then powers of two."""
+    """Machine epsilons, then the shortest decimals near an estimate."""
+    for known in (torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps):
+        if abs(known - estimate) <= 3e-6 * estimate:
+            yield known
     for digits in range(6):
         number = float(f"{estimate:.{digits}e}")
         if abs(number - estimate) <= 3e-5 * estimate:
             yield number
-    for known in (torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps):
-        if abs(known - estimate) <= 3e-5 * estimate:
-            yield known

@@ -88,7 +88,7 @@ def _may_be_a_norm(module: nn.Module) -> bool:
 def _key(module: nn.Module) -> Any:
     """What decides a module's facts, if that can be told; modules with equal keys are asked once."""
     plain = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
-    flat = tuple((k, v) for k, v in plain.items() if isinstance(v, PLAIN) or isinstance(v, tuple))
+    flat = tuple((k, v) for k, v in plain.items() if isinstance(v, (*PLAIN, tuple)))
     buffers = any(b is not None for b in own_buffers(module).values())
     if len(flat) != len(plain) or buffers:
         return None
