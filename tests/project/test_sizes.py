@@ -23,7 +23,9 @@ TOO_LONG = {
 
 def lengths(*patterns: str) -> dict[str, int]:
     """{path: lines}."""
-    files = sorted(p for pattern in patterns for p in ROOT.glob(pattern) if "tests" in pattern or "tests" not in p.parts)
+    files = sorted(
+        p for pattern in patterns for p in ROOT.glob(pattern) if "tests" in pattern or "tests" not in p.parts
+    )
     return {p.relative_to(ROOT).as_posix(): len(p.read_text(encoding="utf-8").splitlines()) for p in files}
 
 
@@ -35,7 +37,9 @@ def test_no_module_and_no_test_file_is_too_long() -> None:
     assert len(MODULES) > 50 and len(TESTS) > 30, "the patterns find nothing"
     long = {path: n for path, n in {**MODULES, **TESTS}.items() if n > (TEST if path in TESTS else MODULE)}
     assert not long.keys() - TOO_LONG, f"split along ideas: { {p: long[p] for p in long.keys() - TOO_LONG} }"
-    assert not TOO_LONG - long.keys(), f"short enough, or gone; take them from TOO_LONG: {sorted(TOO_LONG - long.keys())}"
+    assert not TOO_LONG - long.keys(), (
+        f"short enough, or gone; take them from TOO_LONG: {sorted(TOO_LONG - long.keys())}"
+    )
 
 
 def test_half_of_the_modules_are_short() -> None:
