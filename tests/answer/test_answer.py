@@ -166,7 +166,7 @@ def test_seeds_needed_is_the_first_number_that_decides_under_the_same_correction
 
 
 def test_more_seeds_are_more_than_there_are():
-    """The second would be decided alone, and has seeds enough; Holm holds it back behind the first."""
+    """The second would be decided alone, and has seeds enough; Holm holds it back until the first is."""
     first = [(0.9, 0.0), (1.1, 0.0), (1.6, 0.0)]
     second = [(0.1 + (-1) ** i * 0.132, 0.0) for i in range(10)]
     found = counting.decide([first, second])

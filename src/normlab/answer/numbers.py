@@ -130,14 +130,14 @@ def decide(comparisons: Sequence[Sequence[tuple[float, float]]], family: int | N
     size, corrected = family or len(ps), holm(ps, family)
     decisions: list[Difference | None] = [None] * len(seen)
     needed = FEWEST
-    for place, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         d = seen[index]
         if d is None:
             continue
         clear = d.low is not None and d.high is not None and not d.low <= 0 <= d.high
         decided = clear and d.n >= FEWEST and corrected[index] < ALPHA
-        # Holm's own level at this place; and a step-down decides no comparison before the clearer ones.
-        want = seeds_needed([a - b for a, b in comparisons[index]], 1 - ALPHA / (size - place))
+        # Holm's own level at this rank; and a step-down decides no comparison before the clearer ones.
+        want = seeds_needed([a - b for a, b in comparisons[index]], 1 - ALPHA / (size - rank))
         needed = max(needed, want or 0)
         decisions[index] = Difference(
             **d._asdict(), p_holm=None if d.p is None else corrected[index], decided=decided,
