@@ -37,11 +37,13 @@ class Mutation:
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
 KERNEL = "src/normlab/kernels"
-FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = (
-    "tests/placements/test_placements.py",
-    "tests/models/test_transformer.py",
-    "tests/watch/test_probes.py",
+FOR_PLACEMENTS, FOR_DEPTHS = "tests/placements/test_formulas.py", "tests/placements/test_initialization.py"
+FOR_MODELS, FOR_CACHE, FOR_PADDING = (
+    "tests/models/test_against_others.py",
+    "tests/models/test_generation.py",
+    "tests/models/test_padding.py",
 )
+FOR_PROBES = "tests/watch/test_probes.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
@@ -95,16 +97,16 @@ MUTATIONS = [
     Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
-    Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "mask", FOR_PLACEMENTS),
-    Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_PLACEMENTS),
-    Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_PLACEMENTS),
-    Mutation("placement: layer scaling from zero", PLACE, "1 / math.sqrt(self.slot.layer + 1)", "1 / math.sqrt(self.site.layer + 2)", "scaling", FOR_PLACEMENTS),
+    Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "padding", FOR_PLACEMENTS),
+    Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_DEPTHS),
+    Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_DEPTHS),
+    Mutation("placement: layer scaling off by one", PLACE, "1 / math.sqrt(self.slot.layer + 1)", "1 / math.sqrt(self.slot.layer + 2)", "scaling", FOR_PLACEMENTS),
     Mutation("placement: bridge left out", PLACE, "return self.bridge(self.residual(stream, branch), bottom, self.norm, mask)[1]", "return self.residual(stream, branch, self.norm, mask)[1]", "b2t", FOR_PLACEMENTS),
     Mutation("model: rotary positions turn the wrong way", MODEL, "torch.cat((-high, low), -1)", "torch.cat((high, -low), -1)", "llama", FOR_MODELS),
     Mutation("model: decoder sees the future", MODEL, "            return None, True\n", "            return None, False\n", "decoder", FOR_MODELS),
-    Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_MODELS),
-    Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_MODELS),
-    Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding or bert", FOR_MODELS),
+    Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_CACHE),
+    Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_CACHE),
+    Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding", FOR_PADDING),
     Mutation("norm: position statistics over the whole batch", NORM, "y = functional.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/norms/test_causal_norms.py"),
     Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/leaks/test_leaks.py"),
     Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
