@@ -307,7 +307,7 @@ def test_accumulation_is_one_batch_to_rounding(tmp_path, placement):
     for parts in (2, 3, 6):
         assert [v for *_, v in readings(tmp_path / str(parts))] == pytest.approx(whole, rel=1e-4)
     one, six = (strict(tmp_path / n)["result"] for n in ("1", "6"))
-    assert one.first_loss == pytest.approx(six["first_loss"], rel=1e-6)
+    assert one["first_loss"] == pytest.approx(six["first_loss"], rel=1e-6)
 
 
 class Uneven(lab_tasks.Task):
