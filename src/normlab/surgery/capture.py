@@ -36,6 +36,7 @@ class _Capture:
         self.norms = {id(s.module): s for s in norms}
         self.names = {id(m): n for n, m in model.named_modules()}
         self.parameters = {id(p): n for n, p in model.named_parameters()}
+        self.flow.numbers = {n for n, p in model.named_parameters() if p.numel() == 1}
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         self.listed = {id(c) for m in model.modules() if isinstance(m, lists) for c in m.children()}
         self._handles: list[Any] = []
