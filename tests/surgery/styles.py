@@ -107,7 +107,9 @@ class PairsInBody(nn.Module):
         super().__init__()
         self.patch = nn.Linear(12, WIDTH)
         self.layers = nn.ModuleList(
-            nn.ModuleList([nn.Sequential(nn.LayerNorm(WIDTH), Attention()), nn.Sequential(nn.LayerNorm(WIDTH), FeedForward())])
+            nn.ModuleList(
+                [nn.Sequential(nn.LayerNorm(WIDTH), Attention()), nn.Sequential(nn.LayerNorm(WIDTH), FeedForward())]
+            )
             for _ in range(depth)
         )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 5)

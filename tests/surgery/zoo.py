@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import styles
 import torch
 from torch import nn
-
-import styles
 
 import normlab
 from normlab import surgery
 
 Facts = dict[tuple[str, str, float], int]
+BEGIN, END = "<!-- table: make zoo -->\n", "<!-- end of table -->"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Row:
     qk: int = 0
     unknown: int = 0
     functions: int = 0
-    few: bool = field(default=False)  # part of the ordinary suite
+    few: bool = False  # part of the ordinary suite
 
 
 def rms(n: int, eps: float = 1e-6, gain: str = "direct") -> Facts:
@@ -64,7 +65,9 @@ IMAGE = {
 }  # fmt: skip
 
 
-def hf(name: str, kind: str = "Model", inputs: Any = None, config: str | None = None, **settings: Any) -> Callable[[], Any]:
+def hf(
+    name: str, kind: str = "Model", inputs: Any = None, config: str | None = None, **settings: Any
+) -> Callable[[], Any]:
     """A model of Hugging Face's from a configuration; ``inputs`` None: inspect makes them."""
 
     def make() -> tuple[nn.Module, Any]:
@@ -79,7 +82,14 @@ def hf(name: str, kind: str = "Model", inputs: Any = None, config: str | None = 
 
 def own(placement: str) -> Callable[[], Any]:
     def make() -> tuple[nn.Module, Any]:
-        settings = {"architecture": "decoder", "dim": 16, "num_layers": 4, "num_heads": 2, "vocab_size": 31, "max_length": 16}
+        settings = {
+            "architecture": "decoder",
+            "dim": 16,
+            "num_layers": 4,
+            "num_heads": 2,
+            "vocab_size": 31,
+            "max_length": 16,
+        }
         return normlab.build(placement=placement, **settings), None
 
     return make
@@ -210,7 +220,18 @@ for placement, count, final, embedding, qk in (
     ("mix-ln", 9, 1, 0, 0), ("hybrid-norm", 17, 1, 0, 12), ("layernorm-scaling", 9, 1, 0, 0), ("reordered", 9, 1, 0, 0),
     ("admin", 8, 0, 0, 0), ("rezero", 0, 0, 0, 0),
 ):  # fmt: skip
-    ROWS.append(Row(f"normlab, {placement}", own(placement), ln(count) if count else {}, 4, placement, final=final, embedding=embedding, qk=qk))
+    ROWS.append(
+        Row(
+            f"normlab, {placement}",
+            own(placement),
+            ln(count) if count else {},
+            4,
+            placement,
+            final=final,
+            embedding=embedding,
+            qk=qk,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -253,7 +274,7 @@ def look(row: Row) -> Seen:
     return Seen(
         row, wrong, f"{len(a.norms)} of {total}" + (f", {len(a.unknown)} unknown" if a.unknown else ""), f"{right} of {total}",
         f"{len(a.blocks)} of {row.blocks}", a.placement + (", parallel" if any(s.parallel for s in a.stacks) else ""),
-        f"{uses} of {len(a.norms)} called",
+        f"{uses} of {len(a.norms)}",
     )  # fmt: skip
 
 
@@ -266,27 +287,43 @@ def _outline(found: surgery.Structure) -> Any:
     ]  # fmt: skip
 
 
-if __name__ == "__main__":
+HEADERS = {
+    "en": "| architecture | norms found | facts right | blocks | placement | norms called |",
+    "zh": "| 架构 | 找到的归一化层 | 事实正确 | 块 | 归一化位置 | 被调用 |",
+}
+
+
+def write(seen: list[Seen], docs: Path) -> None:
+    """The table into both pages."""
+    for language, header in HEADERS.items():
+        page = docs / language / "inspect.md"
+        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+        rows = [f"| {s.row.name} | {s.norms} | {s.facts} | {s.blocks} | {s.placement} | {s.coverage} |" for s in seen]
+        table = "\n".join([header, "|---|---|---|---|---|---|", *rows])
+        page.write_text(before + BEGIN + table + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+def main() -> int:
     import sys
-    import time
-    import traceback
     import warnings
 
     warnings.filterwarnings("ignore")
-    asked = sys.argv[1:]
-    bad = 0
-    for row in ROWS:
-        if asked and not any(word.lower() in row.name.lower() for word in asked):
-            continue
-        started = time.perf_counter()
-        try:
-            seen = look(row)
-        except Exception as error:
-            print(f"{row.name}: {type(error).__name__}: {str(error)[:300]}")
-            if asked:
-                traceback.print_exc()
-            bad += 1
-            continue
-        bad += bool(seen.wrong)
-        print(f"{'WRONG ' + ', '.join(seen.wrong) if seen.wrong else 'ok':20} {row.name}: {seen.norms}; {seen.facts}; {seen.blocks}; {seen.placement}; {seen.coverage}; {time.perf_counter() - started:.2f} s", flush=True)  # fmt: skip
-    print(f"{bad} of {len(ROWS)} wrong")
+    words = [w.lower() for w in sys.argv[1:] if w != "--write"]
+    rows = [r for r in ROWS if not words or any(w in r.name.lower() for w in words)]
+    seen = []
+    for row in rows:
+        seen.append(look(row))
+        one = seen[-1]
+        said = f"WRONG ({', '.join(one.wrong)})" if one.wrong else "ok"
+        print(
+            f"{said} {row.name}: norms {one.norms}; facts {one.facts}; blocks {one.blocks}; {one.placement}", flush=True
+        )
+    wrong = [s.row.name for s in seen if s.wrong]
+    print(f"{len(seen) - len(wrong)} of {len(seen)} right" + (f"; wrong: {', '.join(wrong)}" if wrong else ""))
+    if "--write" in sys.argv and not words and not wrong:
+        write(seen, Path(__file__).resolve().parents[2] / "docs")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -18,14 +18,13 @@ def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
     # What runs inside of a norm, or of something unknown that is called a norm, is not one more norm.
     held = {s.name for s in survey.norms} | {s.name for s in survey.unknown}
     flow.nodes = [
-        n._replace(role="carry") if n.role == "norm" and n.site is None and flow.within(n.call, held) else n for n in flow.nodes
+        n._replace(role="carry") if n.role == "norm" and n.site is None and flow.within(n.call, held) else n
+        for n in flow.nodes
     ]
     streams = Streams(flow)
     stacks = [s for chain in streams.chains if (s := _stack(streams, chain)) is not None]
     called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
-    functions = [
-        norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None
-    ]
+    functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
     return Structure(
         capture=capture, norms=tuple(survey.norms), unknown=tuple(survey.unknown), functions=tuple(functions),
         silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),

@@ -72,10 +72,10 @@ def inspect(model: nn.Module, example_inputs: Any = None, *, capture: str = "ope
         model.eval()
         if capture == "graph":
             seen = GraphCapture(model, found.norms)
-            seen.attach()
             args, kwargs = _with_gradient((args, kwargs))
-            with torch.enable_grad():
-                flow = seen.finish(model(*args, **kwargs))
+            with torch.enable_grad(), seen:
+                output = model(*args, **kwargs)
+            flow = seen.finish(output)
         else:
             listener = OperatorCapture(model, found.norms)
             listener.begin(args, kwargs)

@@ -101,7 +101,9 @@ class Streams:
                 return None  # from further back, but through sums or their branches: a second stream, not a parallel branch
             through = (self.sums[i].end for i in region if i in self.sums)
             if any(end not in region and end not in stream for end in through):
-                return None  # another stream runs through it: what was taken for a carry is a bias that many layers share
+                return (
+                    None  # another stream runs through it: what was taken for a carry is a bias that many layers share
+                )
             if taps and any(self.flow.nodes[i].role in ("matrix", "mixer") for i in region):
                 return Sum(index, path, branch, region, taps, before, bridges)
             if at is None:
