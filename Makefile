@@ -7,13 +7,14 @@
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
+# zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix nightly clean
+.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly clean
 
 setup: .venv/stamp
 
@@ -55,6 +56,9 @@ bench: setup
 
 numerics: setup
 	$(BIN)/normlab numerics --write docs
+
+zoo: setup
+	$(BIN)/python tests/surgery/zoo.py --write
 
 sanitize:
 	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None

@@ -25,6 +25,7 @@ class Branch:
     entry_factor: float | str | None = None  # behind the norm at the entry
     parallel: bool = False  # does it start where the one before it started?
     bridge: bool = False  # is an earlier value of the stream added once more?
+    learned_number: bool = False  # is the factor on what is added one learned number?
 
     def to_dict(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in ((), None, False)}
@@ -35,7 +36,9 @@ def norm_name(flow: Flow, node: Node) -> str:
     if node.site is not None:
         return node.site
     where = flow.calls[node.call].name if node.call >= 0 else ""
-    return f"{where or 'model'} ({node.kind}, a function)"
+    alike = [n.at for n in flow.nodes if n.role == "norm" and n.site is None and n.call == node.call]
+    which = f" {alike.index(node.at) + 1}" if len(alike) > 1 else ""
+    return f"{where or 'model'} ({node.kind}, a function{which})"
 
 
 def factor_of(nodes: list[Node]) -> float | str | None:
@@ -83,6 +86,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
         for p in flow.nodes[i].inputs:
             if p in held:
                 below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
+    attends = any(is_attention(flow, i) for i in region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:
         node = flow.nodes[i]
@@ -94,18 +98,18 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
             place = "exit"
         else:
             place = _inside(streams, i, held, below)
+            place = "inner" if place == "queries_keys" and not attends else place
         places[place].append(norm_name(flow, node))
-    attends = any(is_attention(flow, i) for i in region)
     mixes = streams.has(s, "mixer") or any("conv" in flow.nodes[i].op for i in region)
     # What stands before the branch starts acts on both: an embedding's factor, for instance.
     own = s.path[: next((k for k, i in enumerate(s.path) if i in s.taps), len(s.path))]
     scales = [flow.nodes[i] for i in own if flow.nodes[i].role == "scale"]
-    last = streams.back(s.branch)[0]
+    last = [flow.nodes[i] for i in streams.back(s.branch)[0] if flow.nodes[i].role == "scale"]
     return Branch(
         kind="attention" if attends else "mixing" if mixes else "feedforward",
         stream=tuple(norm_name(flow, n) for n in stream_norms),
         stream_factor=factor_of(scales),
-        branch_factor=factor_of([flow.nodes[i] for i in last if flow.nodes[i].role == "scale"]),
+        branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),
         entry_factor=_entry_factor(streams, s, held, above),
         parallel=parallel, bridge=streams.bridged(s.node),
         **{place: tuple(dict.fromkeys(names)) for place, names in places.items()},

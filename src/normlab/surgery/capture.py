@@ -36,6 +36,7 @@ class _Capture:
         self.norms = {id(s.module): s for s in norms}
         self.names = {id(m): n for n, m in model.named_modules()}
         self.parameters = {id(p): n for n, p in model.named_parameters()}
+        self.flow.numbers = {n for n, p in model.named_parameters() if p.numel() == 1}
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
         self.listed = {id(c) for m in model.modules() if isinstance(m, lists) for c in m.children()}
         self._handles: list[Any] = []
@@ -46,12 +47,22 @@ class _Capture:
         return self._calls[-1] if self._calls else -1
 
     def attach(self) -> None:
-        """Hooks on every module, until :meth:`detach`."""
+        """Hooks on every module, until :meth:`detach`. Those on norms are passive: a sum and its norm that run in one kernel go
+        on doing so, and dropout draws the same pattern."""
+
+        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given, made = tensors_in((args, kwargs)), tensors_in(output)
+            if given and made:
+                self._see_norm(self.norms[id(module)], given[0], made[0])
+
+        see.passive = True  # type: ignore[attr-defined]
+        keep = self._handles.append
         for module in self.model.modules():
-            before = module.register_forward_pre_hook(self._enter, prepend=True)
-            after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
-            for hook in (before, after):
-                self._handles.append(hook)
+            if id(module) in self.norms:
+                keep(module.register_forward_hook(see, with_kwargs=True))
+            else:
+                keep(module.register_forward_pre_hook(self._enter, prepend=True))
+                keep(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -61,40 +72,29 @@ class _Capture:
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self.names[id(module)]
         self._calls.append(self.flow.enter(name, type(module).__name__, self.call, id(module) in self.listed))
-        self._entered(self.call)
+        self._entered()
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        call = self._calls.pop()
-        site = self.norms.get(id(module))
-        if site is not None:
-            given, made = tensors_in((args, kwargs)), tensors_in(output)
-            if given and made:
-                self.set(made[0], self.flow.norm(site.name, site.kind, self.value(given[0]), self.call))
-        elif isinstance(module, Residual):
-            self._see_residual(module, args, output)
-        self._left(call)
+        self._calls.pop()
+        if isinstance(module, Residual) and output is not None:
+            # A sum of ours, whose norm may run in the same kernel. One left open is carried out in the next block: it belongs to
+            # the module that holds it.
+            call = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
+            made = output if isinstance(output, tuple) else (output,)
+            self._see_sum(args[0], args[1], module.alpha, made[0], call)
+            if len(made) > 1 and id(args[2]) in self.norms:
+                self._see_norm(self.norms[id(args[2])], made[0], made[1])
+        self._left()
 
-    def _see_residual(self, module: Residual, args: Any, output: Any) -> None:
-        """A sum of ours, whose norm may run in the same kernel. A sum left open is carried out in the next block: it belongs
-        to the module that holds it."""
-        stream, branch, norm = args[0], args[1], args[2] if len(args) > 2 else None
-        call = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
-        summed = self.flow.sum(self.value(stream), self.value(branch), module.alpha, call)
-        made = output if isinstance(output, tuple) else (output,)
-        self.set(made[0], summed)
-        if len(made) > 1 and id(norm) in self.norms:
-            site = self.norms[id(norm)]
-            self.set(made[1], self.flow.norm(site.name, site.kind, summed, call))
-
-    def value(self, t: Tensor) -> Given:
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
         raise NotImplementedError
 
-    def set(self, t: Tensor, value: Given) -> None:
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
         raise NotImplementedError
 
-    def _entered(self, call: int) -> None: ...
+    def _entered(self) -> None: ...
 
-    def _left(self, call: int) -> None: ...
+    def _left(self) -> None: ...
 
 
 class OperatorCapture(_Capture, TorchDispatchMode):
@@ -131,6 +131,12 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         if name is not None:
             return Given(parameter=name, dims=t.dim())
         return self._values.get(id(t), CONSTANT)
+
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+        self.set(y, self.flow.norm(site.name, site.kind, self.value(x), self.call))
+
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
+        self.set(y, self.flow.sum(self.value(x), self.value(branch), alpha, call))
 
     def set(self, t: Tensor, value: Given) -> None:
         if id(t) not in self._values:
@@ -180,7 +186,8 @@ def _memory(t: Tensor) -> int:
 
 
 class GraphCapture(_Capture):
-    """Of one forward with gradients: ``attach()``, the forward, then ``finish(output)`` before the backward pass.
+    """Of one forward with gradients: ``with capture: output = model(...)``, or ``attach()`` before and ``detach()`` behind it; then
+    ``finish(output)``, before the backward pass.
 
     The graph is walked once at the end; until then nothing but numbers is noted at each call."""
 
@@ -190,31 +197,27 @@ class GraphCapture(_Capture):
         self._pending: dict[tuple[Any, int], tuple[Any, ...]] = {}
         self._flows: dict[tuple[Any, int], Given] = {}
 
-    def _entered(self, call: int) -> None:
-        self._spans.append((nodes_made(), call))
+    def __enter__(self) -> GraphCapture:
+        self.attach()
+        return self
 
-    def _left(self, call: int) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self.detach()
+
+    def _entered(self) -> None:
         self._spans.append((nodes_made(), self.call))
+
+    _left = _entered
 
     # Norms and sums are noted by the edge they made, and become nodes when the graph is walked.
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        call = self._calls.pop()
-        site = self.norms.get(id(module))
-        if site is not None:
-            given, made = tensors_in((args, kwargs)), tensors_in(output)
-            if given and made and made[0].grad_fn is not None:
-                self._pending[_edge(made[0])] = ("norm", site, _edge(given[0]), self.call)
-        elif isinstance(module, Residual):
-            norm = args[2] if len(args) > 2 else None
-            where = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
-            made_here = output if isinstance(output, tuple) else (output,)
-            if made_here[0].grad_fn is not None:
-                edge = _edge(made_here[0])
-                self._pending[edge] = ("sum", _edge(args[0]), _edge(args[1]), module.alpha, where)
-                if len(made_here) > 1 and id(norm) in self.norms:
-                    self._pending[_edge(made_here[1])] = ("norm", self.norms[id(norm)], edge, where)
-        self._left(call)
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+        if y.grad_fn is not None:
+            self._pending[_edge(y)] = ("norm", site, _edge(x), self.call)
+
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
+        if y.grad_fn is not None:
+            self._pending[_edge(y)] = ("sum", _edge(x), _edge(branch), alpha, call)
 
     def finish(self, output: Any) -> Flow:
         self.detach()

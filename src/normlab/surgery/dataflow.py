@@ -15,23 +15,21 @@ from .structure import AttentionSite, Block, Stack, Structure
 
 def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
     """What the flow says of the model whose norms ``survey`` lists; ``capture``: which way it was taken, operators or graph."""
+    # What runs inside of a norm, or of something unknown that is called a norm, is not one more norm.
+    held = {s.name for s in survey.norms} | {s.name for s in survey.unknown}
+    flow.nodes = [
+        n._replace(role="carry") if n.role == "norm" and n.site is None and flow.within(n.call, held) else n
+        for n in flow.nodes
+    ]
     streams = Streams(flow)
     stacks = [s for chain in streams.chains if (s := _stack(streams, chain)) is not None]
     called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
-    functions = [
-        norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None and not _in_norm(flow, n, survey)
-    ]
+    functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
     return Structure(
         capture=capture, norms=tuple(survey.norms), unknown=tuple(survey.unknown), functions=tuple(functions),
         silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),
         attention=tuple(_attention(flow)), reason=None if stacks else _why_none(flow, streams),
     )  # fmt: skip
-
-
-def _in_norm(flow: Flow, node: Node, survey: Survey) -> bool:
-    """Is it an operator inside a norm's own call?"""
-    names = {s.name for s in survey.norms} | {s.name for s in survey.unknown}
-    return any(flow.calls[c].name in names for c in flow.stack_of(node.call))
 
 
 def _why_none(flow: Flow, streams: Streams) -> str:
@@ -72,7 +70,9 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     twins = streams.twins(chain)
     left = [norm_name(flow, n) for n in streams.ahead(max([chain[-1].node, *twins]))]
     final = tuple(dict.fromkeys(n for n in left if n not in owned)) if chain[last] is chain[-1] else ()
-    enters = tuple(dict.fromkeys(norm_name(flow, n) for n in entered))
+    # Without a gradient on the input autograd does not show the first sum: its norm is no embedding's.
+    outside = [n for n in entered if not any(_belongs(streams, n, g, []) for g in groups)]
+    enters = tuple(dict.fromkeys(norm_name(flow, n) for n in outside))
     labels = [b.placement for b in blocks]
     return Stack(
         name=_common_name([flow.calls[g.within].name for g in groups if g.within >= 0], blocks),

@@ -118,6 +118,8 @@ def identify(name: str, module: nn.Module) -> NormSite | None:
 
 
 def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> NormSite | UnknownSite | None:
+    if "parametrizations." in name:
+        return None  # makes a parameter (weight norm, spectral norm), normalizes nothing that flows
     if isinstance(module, norms.ResidualNorm):
         return None  # takes two inputs: a residual sum with a norm behind it, not a norm
     known = _known(name, module)

@@ -46,7 +46,7 @@ class Node(NamedTuple):
     factor: float | None = None  # of a scale by a number
     learned: str | None = None  # of a scale by a parameter: its name
     site: str | None = None  # of a norm
-    kind: str | None = None  # of a norm
+    kind: str | None = None  # of a norm; of a scale by a parameter: "number" if it is one
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class Flow:
 
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    numbers: set[str] = field(default_factory=set)  # parameters of one element
     _uses: dict[str, int] = field(default_factory=dict)
 
     # ---- calls
@@ -164,7 +165,8 @@ class Flow:
             return self._put(op, "sum", acts, call)
         if op in ("mul", "div") and len(acts) == 1 and len(given) >= 2:
             if learned:
-                return self._put(op, "scale", acts, call, learned=learned[0].parameter)
+                name = learned[0].parameter
+                return self._put(op, "scale", acts, call, learned=name, kind="number" if name in self.numbers else None)
             number = next((g.number for g in given if g.number is not None), None)
             if number is None or number == 0:
                 return self._put(op, "carry", acts, call)
@@ -172,6 +174,10 @@ class Flow:
         if len(set(acts)) == 1 and op not in REDUCTIONS and not (op in ("mul", "div", "pow") and len(acts) > 1):
             return self._put(op, "carry", acts, call)
         return self._put(op, "other", acts, call)
+
+    def within(self, call: int, names: set[str]) -> bool:
+        """Is a call one of these modules', or inside one?"""
+        return any(self.calls[c].name in names for c in self.stack_of(call))
 
     def finish(self, outputs: Sequence[Given]) -> None:
         """Norms written out are found, and what did not become part of an output is dropped (its node stays, as "unused")."""

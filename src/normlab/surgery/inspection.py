@@ -72,9 +72,10 @@ def inspect(model: nn.Module, example_inputs: Any = None, *, capture: str = "ope
         model.eval()
         if capture == "graph":
             seen = GraphCapture(model, found.norms)
-            seen.attach()
-            with torch.enable_grad():
-                flow = seen.finish(model(*args, **kwargs))
+            args, kwargs = _with_gradient((args, kwargs))
+            with torch.enable_grad(), seen:
+                output = model(*args, **kwargs)
+            flow = seen.finish(output)
         else:
             listener = OperatorCapture(model, found.norms)
             listener.begin(args, kwargs)
@@ -82,6 +83,15 @@ def inspect(model: nn.Module, example_inputs: Any = None, *, capture: str = "ope
                 output = model(*args, **kwargs)
             flow = listener.finish(output)
     return structure_of(flow, found, capture)
+
+
+def _with_gradient(value: Any) -> Any:
+    """Floating inputs take part in the graph, so that the first sum of a model without an embedding is seen."""
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_() if value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        return type(value)([_with_gradient(v) for v in value])
+    return {k: _with_gradient(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,7 +19,7 @@ def shape_of(branch: Branch) -> str:
         return "sub-ln" if branch.before_last else "pre"
     if branch.exit:
         return "reordered"
-    return "sub" if branch.before_last else "none"
+    return "sub" if branch.before_last else "inner" if branch.inner else "none"
 
 
 def block_placement(branches: tuple[Branch, ...]) -> str:
@@ -34,9 +34,8 @@ def block_placement(branches: tuple[Branch, ...]) -> str:
     if one == {"post"}:
         return _post(branches)
     if one == {"none"}:
-        learned = [isinstance(b.branch_factor, str) for b in branches]
-        return "rezero" if all(learned) else "none"
-    if len(one) == 1 and shapes[0] in ("pre", "reordered", "sandwich", "sub-ln"):
+        return "rezero" if all(b.learned_number for b in branches) else "none"
+    if len(one) == 1 and shapes[0] in ("pre", "reordered", "sandwich", "sub-ln", "inner"):
         return shapes[0]
     named = dict(zip(kinds, shapes, strict=True)) if len(set(kinds)) == len(kinds) else {}
     if named == {"attention": "sandwich", "feedforward": "sub-ln"}:
@@ -65,6 +64,9 @@ def stack_placement(
     blocks: list[tuple[Branch, ...]], labels: list[str], *, embedding_norm: bool, final_norm: bool, twins: bool
 ) -> str:
     """The name for a stack of blocks, in order. ``twins``: is every branch added to a second stream as well?"""
+    if embedding_norm and set(labels[1:]) == {"pre"} and shape_of(blocks[0][0]) == "none":
+        # The first branch needs no norm of its own where one stands on what enters (ModernBERT).
+        labels = ["pre" if all(shape_of(b) == "pre" for b in blocks[0][1:]) else labels[0], *labels[1:]]
     one = list(dict.fromkeys(labels))
     if one == ["post"] and twins:
         return "residual-dual"

@@ -99,6 +99,11 @@ class Streams:
             region, taps = self._between(branch, stream, min(stream))
             if passed and (region & passed or any(i in self.sums for i in region)):
                 return None  # from further back, but through sums or their branches: a second stream, not a parallel branch
+            through = (self.sums[i].end for i in region if i in self.sums)
+            if any(end not in region and end not in stream for end in through):
+                return (
+                    None  # another stream runs through it: what was taken for a carry is a bias that many layers share
+                )
             if taps and any(self.flow.nodes[i].role in ("matrix", "mixer") for i in region):
                 return Sum(index, path, branch, region, taps, before, bridges)
             if at is None:
@@ -180,7 +185,8 @@ class Streams:
             i = waiting.pop(0)
             for user in self.users[i]:
                 node = self.flow.nodes[user]
-                if user in seen or (node.role not in ALONG and self.bridges.get(user) != i):
+                pooled = node.op == "mean" and len(node.inputs) == 1  # of tokens, before the head
+                if user in seen or (node.role not in ALONG and not pooled and self.bridges.get(user) != i):
                     continue
                 seen.add(user)
                 if node.role == "norm":
