@@ -270,10 +270,9 @@ class Gains(Probe):
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {"gain_rms": {}, "gain_max": {}, "gain_drift": {}, "gain_grad": {}}
         for site in frame.norms:
-            weight = site.weight
-            if weight is None:
+            weight, gain = site.weight, site.factor()
+            if weight is None or gain is None:
                 continue
-            gain = weight.detach().float() + (site.gain == "offset")
             start = self._start.setdefault(site.name, gain.clone())
             found["gain_rms"][site.name] = rms(gain)
             found["gain_max"][site.name] = gain.abs().max()
