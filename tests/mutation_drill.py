@@ -43,7 +43,8 @@ FOR_MODELS, FOR_CACHE, FOR_PADDING = (
     "tests/models/test_generation.py",
     "tests/models/test_padding.py",
 )
-FOR_PROBES = "tests/watch/test_probes.py"
+FOR_PROBES, FOR_WATCH, FOR_LOOPS = "tests/watch/test_probes.py", "tests/watch/test_watch.py", "tests/watch/test_training.py"
+FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = "tests/watch/test_layouts.py", "tests/watch/test_budget.py", "tests/watch/test_manners.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
@@ -111,9 +112,16 @@ MUTATIONS = [
     Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/leaks/test_leaks.py"),
     Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
     Mutation("probe: padding counts", SEEN, "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
-    Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
-    Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
-    Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
+    Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_WATCH),
+    Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_LOOPS),
+    Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_LOOPS),
+    Mutation("watch: hooks stay where nothing is trained", SEEN, "            self._detach()  # until the next forward that trains\n", "", "fast_path", FOR_MANNERS),
+    Mutation("watch: a failing hook raises", SEEN, "                self.failed(what, error)\n                return None\n", "                raise\n", "failing_hook", FOR_MANNERS),
+    Mutation("watch: the dropout of an open sum is left out", SEEN, "return residual.dropout > 0 and residual.training", "return False", "fused_stack", FOR_LAYOUTS),
+    Mutation("watch: what is added to scores is left out", SEEN, "        if frame.bias is not None:\n", "        if False:\n", "added_to_them", FOR_LAYOUTS),
+    Mutation("watch: masks lie batch-first", SEEN, "            self._told_last = self._told[site] = next(iter(ways))\n        if ways:\n            return self._one_of(ways, ", "            pass\n        if ways:\n            return self._one_of({True: mask}, ", "either_layout or embedding_is_given", FOR_LAYOUTS),
+    Mutation("budget: no end to the credit", SEEN, "LONG * (self.max_overhead * unit - idle)", "OPENING * unit", "thousand", FOR_BUDGET),
+    Mutation("budget: no lean recordings", SEEN, "            return LEAN\n", "            return None\n", "lean", FOR_BUDGET),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),

@@ -17,7 +17,6 @@ TOO_LONG = {
     "tests/fuzz/judge.py",
     "tests/kernels/test_eager.py",
     "tests/norms/test_norms.py",
-    "tests/watch/test_probes.py",
 }
 
 

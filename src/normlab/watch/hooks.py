@@ -47,7 +47,7 @@ class Hooks:
         self._guard = Guard(failed)
         self._outer: list[Any] = []  # handles of hooks on the model itself
         self._inner: list[Any] = []  # and on what is inside of it
-        self._registered = False
+        self._registered = self._running = False
         self._mode: SeeAttention | None = None
         self.attention_sites: list[str] = []  # of all steps, in the order they were first seen
         self._seen_training = False
@@ -88,7 +88,8 @@ class Hooks:
     def _attach(self) -> None:
         keep, guard = self._inner.append, self._guard
         for site in self.norms:
-            keep(site.module.register_forward_hook(guard(f"norm {site.name}", self._norm_hook(site))))
+            hook = guard(f"norm {site.name}", self._norm_hook(site))
+            keep(site.module.register_forward_hook(hook, with_kwargs=True))
             if running_statistics(site.module) is not None:
                 keep(site.module.register_forward_pre_hook(guard(f"norm {site.name}", self._running_hook(site))))
         for name, residual in surgery.find_residuals(self.model):
@@ -102,7 +103,8 @@ class Hooks:
         for block in self.blocks:
             before, after = self._block_pre_hook(block), self._block_hook(block)
             keep(block.module.register_forward_pre_hook(guard(f"block {block.name}", before)))
-            keep(block.module.register_forward_hook(guard(f"block {block.name}", after), always_call=True))
+            after = guard(f"block {block.name}", after)
+            keep(block.module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _detach(self) -> None:
         for handle in self._inner:
@@ -124,6 +126,7 @@ class Hooks:
             return
         if not self._inner:
             self._attach()
+        self._running = True
         if self.trace is not None:
             self.trace.begin()
         if not self.active or (self._forwards and (self._seen_training or not module.training)):
@@ -145,6 +148,7 @@ class Hooks:
         self.leave()
 
     def leave(self) -> None:
+        self._running = False
         self._open, self._sums = {}, {}
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
@@ -162,9 +166,9 @@ class Hooks:
     # ---- norms
 
     def _norm_hook(self, site: surgery.NormSite) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if self.active and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                self._see_norm(site, args[0], output)
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self.active and isinstance(output, Tensor) and isinstance(x := _given(args, kwargs), Tensor):
+                self._see_norm(site, x, output)
 
         hook.passive = True  # type: ignore[attr-defined]  # fused sums stay fused: _residual_hook sees their norms
         return hook
@@ -226,13 +230,15 @@ class Hooks:
 
     def _block_pre_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            if self.active:
+            if not self._running and not module.training and not torch.is_grad_enabled():
+                self._detach()  # a part of the model is evaluated by itself
+            elif self.active:
                 self._inside.append(block.name)
 
         return hook
 
     def _block_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._inside and self._inside[-1] == block.name:
                 self._inside.pop()
             if not (self.active or self.trace is not None):
@@ -254,9 +260,9 @@ class Hooks:
                 if not first:
                     return
                 if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
-                    self._open[id(output.branch)] = (output.branch, block, args[0] if args else None)
+                    self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
                 else:
-                    self._see_block(block, args[0] if args else None, output, carries)
+                    self._see_block(block, _given(args, kwargs), output, carries)
 
         return hook
 
@@ -338,6 +344,11 @@ class Hooks:
             frame = of_module(module, args, kwargs)
         if frame is not None:
             self._see_attention(frame)
+
+
+def _given(args: Any, kwargs: Any) -> Any:
+    """The first argument, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def _drops(residual: Residual) -> bool:
