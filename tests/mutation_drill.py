@@ -45,7 +45,7 @@ FOR_MODELS, FOR_CACHE, FOR_PADDING = (
 )
 FOR_PROBES, FOR_WATCH, FOR_LOOPS = "tests/watch/test_probes.py", "tests/watch/test_watch.py", "tests/watch/test_training.py"
 FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = "tests/watch/test_layouts.py", "tests/watch/test_budget.py", "tests/watch/test_manners.py"
-ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
+ROW, COLUMN, POINT = "csrc", "csrc", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
@@ -55,7 +55,7 @@ MUTATIONS = [
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
     Mutation("row: gain of the first column for all", ROW, "const Bk factor = load_same(gain + j), constant", "const Bk factor = Bk::all(gain[0]), constant", f"{AGREES} and rms and float32"),
     Mutation("row: swap mean and rms", ROW, "const bool centered = a.mode == RowMode::layer;", "const bool centered = a.mode != RowMode::layer;", f"{AGREES} and layer and float32"),
-    Mutation("row: wrong stride", ROW, "(const T*)a.x + row * a.x_stride;", "(const T*)a.x + row * a.width;", "strided"),
+    Mutation("row: wrong stride", ROW, ": (const T*)a.x + row * a.x_stride;", ": (const T*)a.x + row * a.width;", "strided"),
     Mutation("row: one output row for a group", ROW, "y[i] = (T*)a.y + row[i] * a.width;", "y[i] = (T*)a.y + row[0] * a.width;", f"{AGREES} and layer and float32"),
     Mutation("row: a group shares a shift", "csrc/moments.h", "shift[i] = centered ? first_guess(x[i], n) : 0;", "shift[i] = centered ? first_guess(x[0], n) : 0;", "batch or bits"),
     Mutation("row: ignore the mask", ROW, "if (a.mask && !a.mask[row]) {\n            blank(row);", "if (false) {\n            blank(row);", f"{AGREES} and layer and masked"),
@@ -94,7 +94,7 @@ MUTATIONS = [
     Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
     Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/kernels/test_reference.py"),
     Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/kernels/test_reference.py"),
-    Mutation("layer: offset gain as direct", NORM, 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/norms/test_norms.py"),
+    Mutation("layer: offset gain as direct", NORM, 'RowFacts("layer", eps, width, width, self.gain == "offset", self.round_before_gain)', 'RowFacts("layer", eps, width, width, False, self.round_before_gain)', "offset", "tests/norms/test_norms.py"),
     Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
@@ -141,7 +141,7 @@ MUTATIONS = [
 def place(mutation: Mutation, root: Path = ROOT) -> Path | None:
     """The file to change. A mutation names a file or a room: then the text must stand in one file of it alone."""
     named = root / mutation.file
-    files = sorted(named.rglob("*.py")) if named.is_dir() else [named]
+    files = sorted(f for kind in ("*.py", "*.h", "*.cpp") for f in named.rglob(kind)) if named.is_dir() else [named]
     found = [file for file in files if mutation.old in file.read_text()]
     return found[0] if len(found) == 1 else None
 
