@@ -1,18 +1,20 @@
 # setup   the environment in .venv, with the package built from this checkout
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
+# nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
+# zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix clean
+.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly clean
 
 setup: .venv/stamp
 
@@ -38,6 +40,9 @@ demo: .venv/demo
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not nightly"
 
+nightly: setup
+	$(BIN)/python -m pytest -n 2 -m nightly
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,6 +56,9 @@ bench: setup
 
 numerics: setup
 	$(BIN)/normlab numerics --write docs
+
+zoo: setup
+	$(BIN)/python tests/surgery/zoo.py --write
 
 sanitize:
 	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
