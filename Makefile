@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: .venv/stamp
 
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
 .venv/stamp: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -43,8 +43,16 @@ FOR_MODELS, FOR_CACHE, FOR_PADDING = (
     "tests/models/test_generation.py",
     "tests/models/test_padding.py",
 )
-FOR_PROBES, FOR_WATCH, FOR_LOOPS = "tests/watch/test_probes.py", "tests/watch/test_watch.py", "tests/watch/test_training.py"
-FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = "tests/watch/test_layouts.py", "tests/watch/test_budget.py", "tests/watch/test_manners.py"
+FOR_PROBES, FOR_WATCH, FOR_LOOPS = (
+    "tests/watch/test_probes.py",
+    "tests/watch/test_watch.py",
+    "tests/watch/test_training.py",
+)
+FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = (
+    "tests/watch/test_layouts.py",
+    "tests/watch/test_budget.py",
+    "tests/watch/test_manners.py",
+)
 ROW, COLUMN, POINT = "csrc", "csrc", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"

@@ -625,6 +625,7 @@ def test_functorch_takes_the_running_statistics_out_of_ours_as_out_of_torchs() -
         (normlab.RMSNorm, "gain", "offset"),
         (normlab.RMSNorm, "round_before_gain", True),
         (normlab.RMSNorm, "partial", 0.4),
+        (normlab.ScaleNorm, "eps", 50.0),
     ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -644,6 +645,6 @@ def test_an_option_set_later_counts(build: Any, name: str, value: Any, dtype: to
 
 
 def test_an_eps_set_later_is_checked() -> None:
-    for layer in (normlab.LayerNorm(3), normlab.RMSNorm(3)):
+    for layer in (normlab.LayerNorm(3), normlab.RMSNorm(3), normlab.ScaleNorm(3)):
         with pytest.raises(ValueError, match="eps must be a finite number"):
             layer.eps = -1.0
