@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import normlab
 from normlab import NORMS, functional
 from normlab.kernels import cpu, eager, power, reference
+from normlab.kernels.facts import RowFacts
 
 F64 = torch.float64
 WIDTH = 15  # divisible by the groups, not by any vector
@@ -704,18 +705,18 @@ def test_rows_of_any_form_are_right_in_both_ways(case, monkeypatch):
 def test_what_fits(describing):
     native = cpu._Describing(cpu.native) if describing else cpu.native
     x, w = torch.randn(3, 8), torch.ones(8)
-    facts = (0, 1e-5, 8, 8, False, False)
+    facts = RowFacts("layer", 1e-5, 8, 8)
 
     def takes(x, weight, bias, facts=facts):
         try:
-            native.row_forward(x, None, weight, bias, None, None, torch.empty_like(x), None, facts, 1)
+            native.row_forward(x, weight, bias, None, None, torch.empty_like(x), facts, 1)
         except cpu.Unfit:
             return False
         return True
 
     assert takes(x, w, None) and takes(x, None, None) and takes(x, w.double(), w.double())
-    assert takes(x, torch.ones(1), None, (2, 1e-5, 8, 8, False, False))
-    assert not takes(x, w, None, (0, 1e-5, 7, 7, False, False))  # another width
+    assert takes(x, torch.ones(1), None, RowFacts("scale", 1e-5, 8, 8))
+    assert not takes(x, w, None, RowFacts("layer", 1e-5, 7, 7))  # another width
     assert not takes(x, w[:7], None)  # too few gains
     assert not takes(x, w, torch.ones(1))  # too few biases
     assert not takes(x, torch.ones(8, 2)[:, 0], None)  # not dense
@@ -723,9 +724,16 @@ def test_what_fits(describing):
     assert not takes(x, w.view(1, 8), None)  # two axes
     assert not takes(x, w.long(), None)  # integers
     assert not takes(x, w.to("meta"), None)  # not on the CPU
-    assert not takes(torch.tensor(1.0), None, None, (0, 1e-5, 1, 1, False, False))  # no axis
-    assert not takes(x[:, :0], None, None, (0, 1e-5, 0, 0, False, False))  # nothing to normalize
-    assert not takes(x, None, None, (1, 1e-5, 8, 9, False, False))  # a statistic over more than there is
+    assert not takes(torch.tensor(1.0), None, None, RowFacts("layer", 1e-5, 1, 1))  # no axis
+    assert not takes(x[:, :0], None, None, RowFacts("layer", 1e-5, 0, 0))  # nothing to normalize
+    assert not takes(x, None, None, RowFacts("rms", 1e-5, 8, 9))  # a statistic over more than there is
+    assert not takes(x, None, None, RowFacts("rms", 1e-5, 8, 0))  # or over nothing
+    assert not takes(x, None, None, RowFacts("layer", 1e-5, 8, 7))  # a part is for rms alone
+    assert not takes(x, (w.data_ptr(), 0, (8,), (1,)), None)  # a tuple is no tensor, though it looks like a description
+    with pytest.raises(ValueError, match="no such kind of norm"):
+        takes(x, w, None, RowFacts("batch", 1e-5, 8, 8))
+    with pytest.raises(TypeError, match="facts of a row norm must be a tuple of 6"):
+        takes(x, w, None, ("layer", 1e-5, 8, 8))
     fits = native.fits_residual
     assert fits(x, x + 1, w, None)
     assert not fits(x, x.double(), w, None)  # two dtypes
@@ -744,9 +752,9 @@ def test_even_rows_are_read_where_they_are():
         (base[:, ::2, :67], False),
     ):
         y = torch.empty(view.shape)
-        facts = (0, 1e-5, 67, 67, False, False)
+        facts = RowFacts("layer", 1e-5, 67, 67)
         try:
-            cpu.native.row_forward(view, None, None, None, None, None, y, None, facts, 1)
+            cpu.native.row_forward(view, None, None, None, None, y, facts, 1)
         except cpu.Unfit:
             assert not direct
         else:

@@ -87,14 +87,17 @@ class BlockFrame:
 
 @dataclass(frozen=True)
 class AttentionFrame:
-    """Queries and keys (B, H, L, width) of one attention, and what may be looked at."""
+    """Queries and keys (B, H, L, width) of one attention, what may be looked at and what is added to the scores; or, where it is
+    written out by hand, the scores (B, H, queries, keys) as they went into the softmax."""
 
     site: str
-    q: Tensor
-    k: Tensor
+    q: Tensor | None
+    k: Tensor | None
     allowed: Tensor | None
     causal: bool
     scale: float
+    bias: Tensor | None = None
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
