@@ -220,7 +220,7 @@ def test_public_names_resolve():
         _ = normlab.no_such_name
 
 
-DESCRIBING = ("layers.md", "placements.md", "transformer.md", "watch.md", "runs.md", "lab.md", "kernels.md")
+DESCRIBING = ("layers.md", "placements.md", "transformer.md", "watch.md", "inspect.md", "runs.md", "lab.md", "kernels.md")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -339,7 +339,7 @@ def test_commands_exist(page: Path):
 def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
-        "list", "doctor", "bench", "lr-range", "diagnose", "runs", "numerics", "compare", "train", "report", "completion",
+        "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "train", "report", "completion",
     }  # fmt: skip
 
 

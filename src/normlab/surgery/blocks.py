@@ -66,7 +66,7 @@ def _are_blocks(flow: Flow, parts: dict[int, list[int]], kinds: list[str]) -> bo
     """Are the parts blocks, rather than sub-layers of one? Elements of a list that are of one class, or each complete."""
     calls = [flow.calls[c] for c in parts]
     complete = all(len(part) >= 2 for part in parts.values())
-    if complete:
+    if complete or (len({c.cls for c in calls}) == 1 and any(len(part) >= 2 for part in parts.values())):
         return len(calls) >= 2
     if not all(c.listed for c in calls) or len({_list_of(c) for c in calls}) != 1:
         # stages of blocks next to single blocks

@@ -51,24 +51,6 @@ def factor_of(nodes: list[Node]) -> float | str | None:
     return None if product == 1 else product
 
 
-def is_attention(flow: Flow, index: int) -> bool:
-    """scaled_dot_product_attention, or a softmax of a product of two activations' matrices."""
-    node = flow.nodes[index]
-    if "scaleddotproduct" in node.op:
-        return True
-    if node.op not in ("softmax", "safesoftmax"):
-        return False
-    waiting, seen = list(node.inputs), 0
-    while waiting and seen < 24:  # masks, biases and scales lie between
-        seen += 1
-        at = flow.nodes[waiting.pop(0)]
-        if at.role == "mixer":
-            return True
-        if at.role != "matrix":
-            waiting += at.inputs
-    return False
-
-
 def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
     """``stream_norms``: those behind the sum."""
     flow = streams.flow
@@ -86,7 +68,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
         for p in flow.nodes[i].inputs:
             if p in held:
                 below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
-    attends = any(is_attention(flow, i) for i in region)
+    attends = any(flow.attends(i) for i in region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:
         node = flow.nodes[i]

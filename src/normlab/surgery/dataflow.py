@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .blocks import Group, group
-from .branches import Branch, branch_of, is_attention, norm_name
+from .branches import Branch, branch_of, norm_name
 from .find import Survey
 from .flow import Flow, Node
 from .placing import block_placement, stack_placement
@@ -22,7 +22,7 @@ def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
         for n in flow.nodes
     ]
     streams = Streams(flow)
-    stacks = [s for chain in streams.chains if (s := _stack(streams, chain)) is not None]
+    stacks = _without_heads([s for chain in streams.chains if (s := _stack(streams, chain)) is not None])
     called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
     functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
     return Structure(
@@ -30,6 +30,13 @@ def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
         silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),
         attention=tuple(_attention(flow)), reason=None if stacks else _why_none(flow, streams),
     )  # fmt: skip
+
+
+def _without_heads(stacks: list[Stack]) -> list[Stack]:
+    """Next to stacks of several branches, one lone feed-forward branch is a head's, a pooler's, a projector's."""
+    many = [s for s in stacks if sum(len(b.branches) for b in s.blocks) > 1]
+    alone = [s for s in stacks if all(branch.kind == "feedforward" for b in s.blocks for branch in b.branches)]
+    return [s for s in stacks if s in many or s not in alone] if many else stacks
 
 
 def _why_none(flow: Flow, streams: Streams) -> str:
@@ -46,7 +53,7 @@ def _why_none(flow: Flow, streams: Streams) -> str:
 def _attention(flow: Flow) -> list[AttentionSite]:
     found = {}
     for node in flow.nodes:
-        if is_attention(flow, node.at):
+        if flow.attends(node.at):
             name = flow.calls[node.call].name if node.call >= 0 else ""
             found[name] = AttentionSite(name, "function" if "scaleddotproduct" in node.op else "by hand")
     return list(found.values())
@@ -71,7 +78,8 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     left = [norm_name(flow, n) for n in streams.ahead(max([chain[-1].node, *twins]))]
     final = tuple(dict.fromkeys(n for n in left if n not in owned)) if chain[last] is chain[-1] else ()
     # Without a gradient on the input autograd does not show the first sum: its norm is no embedding's.
-    outside = [n for n in entered if not any(_belongs(streams, n, g, []) for g in groups)]
+    hidden = len(blocks) > 1 and len(blocks[0].branches) < len(blocks[1].branches)
+    outside = [n for n in entered if not (hidden and any(_belongs(streams, n, g, []) for g in groups))]
     enters = tuple(dict.fromkeys(norm_name(flow, n) for n in outside))
     labels = [b.placement for b in blocks]
     return Stack(
@@ -130,7 +138,7 @@ def _two_in_one(streams: Streams, s: Sum) -> bool:
             if i in s.region and i not in region:
                 region.add(i)
                 waiting += flow.nodes[i].inputs
-        attends.append(any(is_attention(flow, i) for i in region))
+        attends.append(any(flow.attends(i) for i in region))
     return attends.count(True) == 1
 
 

@@ -175,6 +175,23 @@ class Flow:
             return self._put(op, "carry", acts, call)
         return self._put(op, "other", acts, call)
 
+    def attends(self, index: int) -> bool:
+        """scaled_dot_product_attention, or a softmax of a product of two activations' matrices?"""
+        node = self.nodes[index]
+        if "scaleddotproduct" in node.op:
+            return True
+        if node.op not in ("softmax", "safesoftmax"):
+            return False
+        waiting, seen = list(node.inputs), 0
+        while waiting and seen < 24:  # masks, biases and scales lie between
+            seen += 1
+            at = self.nodes[waiting.pop(0)]
+            if at.role == "mixer":
+                return True
+            if at.role != "matrix":
+                waiting += at.inputs
+        return False
+
     def within(self, call: int, names: set[str]) -> bool:
         """Is a call one of these modules', or inside one?"""
         return any(self.calls[c].name in names for c in self.stack_of(call))

@@ -73,9 +73,12 @@ class Streams:
             return
         best = min(found, key=lambda s: len(s.path))
         inner = self.sums.get(self.back(best.branch)[0][-1])
-        if inner is not None and self._carries(inner, best.path[0]):
-            # Deep side and an earlier value of the same stream: the stream goes on through the deep side.
-            self.bridges[node.at] = best.branch
+        held = [self.sums[i] for i in best.region if i in self.sums]
+        skips = any(self.flow.attends(i) for s in held for i in s.region)
+        if skips or (inner is not None and self._carries(inner, best.path[0])):
+            # Deep side and an earlier value of the stream, or one that skipped whole layers: it goes on through the deep side.
+            if inner is not None:
+                self.bridges[node.at] = best.branch
             return
         self.sums[node.at] = best
 
