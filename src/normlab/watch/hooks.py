@@ -60,6 +60,7 @@ class Hooks:
     def begin(self, active: bool) -> None:
         """The next step, recorded or not."""
         self.active = active
+        self.placement.forget()  # what the last step did not complete
         if self._registered and not self._inner:
             self._attach()
         if active:
