@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 setup: .venv/stamp
 
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
 .venv/stamp: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -80,8 +80,9 @@ asan: setup
 	$(BIN)/python -m venv --without-pip --clear $(ASAN)/env
 	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/$(ASAN)/site"); print(sysconfig.get_path("purelib"))' \
 		> "$$($(ASAN)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/paths.pth"
-	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/norms/test_norms.py tests/kernels/test_eager.py \
-		tests/kernels/test_kernels.py tests/kernels/test_graph.py tests/norms/test_causal_norms.py tests/kernels/test_fuzz.py
+	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/kernels/test_eager.py tests/kernels/test_handover.py \
+		tests/kernels/test_boundary.py \
+		tests/kernels/test_kernels.py tests/kernels/test_graph.py tests/kernels/test_fuzz.py tests/norms --deselect tests/norms/test_distributed.py
 
 mutation: setup
 	$(BIN)/python tests/mutation_drill.py

@@ -160,12 +160,17 @@ template <class T> void gradient(const ColumnNorm& a, const Output& out) {
             const C direct = k.get(set, 3)[l], along = k.get(set, 4)[l], offset = k.get(set, 5)[l];
             const T *from = x + plane * a.rows, *up = grad + plane * a.rows;
             T* to = dx + plane * a.rows;
-            each_block<C>(a.rows, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                if (straight) out.write(to + j, load(up + j, count) * direct, count);
-                else
+            // The branch stays outside of the blocks: inside, the compiler may take grad * direct, which both sides have, out of it, in
+            // the last block and not in the others; it is then rounded by itself, and bits depend on where a value lies.
+            if (straight)
+                each_block<C>(a.rows, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                    out.write(to + j, load(up + j, count) * direct, count);
+                });
+            else
+                each_block<C>(a.rows, [&](int64_t j, auto count) __attribute__((always_inline)) {
                     out.write(to + j, ((load(from + j, count) - hi) * scale + rest) * along +
                                       (load(up + j, count) * direct + offset), count);
-            });
+                });
             out.finish();
             blank_plane(a, s, to);
         });
@@ -176,16 +181,18 @@ template <class T> void gradient(const ColumnNorm& a, const Output& out) {
         const C *hi = k.get(set, 0), *scale = k.get(set, 1), *rest = k.get(set, 2);
         const C *direct = k.get(set, 3), *along = k.get(set, 4), *offset = k.get(set, 5);
         row_batches(a, begin, end, [&](const int64_t* batch, int held) {
-            each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
-                const Bk d = load_same(direct + j);
-                if (straight) {
+            if (straight) {
+                each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                    const Bk d = load_same(direct + j);
                     for (int i = 0; i < held; ++i) {
                         const int64_t at = batch[i] * a.channels + j;
                         out.write(dx + at, load(grad + at, count) * d, count);
                     }
-                    return;
-                }
-                const Bk h = load_same(hi + j), f = load_same(scale + j), b = load_same(rest + j);
+                });
+                return;
+            }
+            each_block<C>(a.channels, [&](int64_t j, auto count) __attribute__((always_inline)) {
+                const Bk d = load_same(direct + j), h = load_same(hi + j), f = load_same(scale + j), b = load_same(rest + j);
                 const Bk v = load_same(along + j), o = load_same(offset + j);
                 for (int i = 0; i < held; ++i) {
                     const int64_t at = batch[i] * a.channels + j;

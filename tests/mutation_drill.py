@@ -43,8 +43,16 @@ FOR_MODELS, FOR_CACHE, FOR_PADDING = (
     "tests/models/test_generation.py",
     "tests/models/test_padding.py",
 )
-FOR_PROBES, FOR_WATCH, FOR_LOOPS = "tests/watch/test_probes.py", "tests/watch/test_watch.py", "tests/watch/test_training.py"
-FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = "tests/watch/test_layouts.py", "tests/watch/test_budget.py", "tests/watch/test_manners.py"
+FOR_PROBES, FOR_WATCH, FOR_LOOPS = (
+    "tests/watch/test_probes.py",
+    "tests/watch/test_watch.py",
+    "tests/watch/test_training.py",
+)
+FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = (
+    "tests/watch/test_layouts.py",
+    "tests/watch/test_budget.py",
+    "tests/watch/test_manners.py",
+)
 ROW, COLUMN, POINT = "csrc", "csrc", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
@@ -61,13 +69,13 @@ MUTATIONS = [
     Mutation("row: ignore the mask", ROW, "if (a.mask && !a.mask[row]) {\n            blank(row);", "if (false) {\n            blank(row);", f"{AGREES} and layer and masked"),
     Mutation("row: drop the share of the mean in dx", ROW, "if (form.centered) inner = inner - c1[i];", "", f"{AGREES} and layer and float32"),
     Mutation("row: drop the share of the variance in dx", ROW, "Bk d = (inner - xhat * c2[i]) * r[i];", "Bk d = inner * r[i];", f"{AGREES} and rms and float32"),
-    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/norms/test_norms.py"),
+    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/norms/test_residual_norm.py"),
     Mutation("row: forget the rest of the mean", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd[i]);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: forget the rest of the mean going back", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: no float64 for extreme rows", "csrc/moments.h", "if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);", "", "any_scale and rms"),
     Mutation("row: keep a bad shift", "csrc/moments.h", "return apart <= var;", "return true;", "first_block"),
-    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/norms/test_norms.py"),
-    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/norms/test_norms.py"),
+    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/norms/test_residual_norm.py"),
+    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/norms/test_residual_norm.py"),
     Mutation("row: clamped length still projected", ROW, "return rstd == 1.0 / a.eps ? 0.0 : 1.0;", "return 1.0;", "below_eps"),
     Mutation("blocks: forget the last partial one", "csrc/pack.h", "    if (j < width) f(j, width - j);", "", f"{AGREES} and 33"),
     Mutation("blocks: padding lanes enter the sums", "csrc/pack.h", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>& m, int64_t) { return keep(a, m); }", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>&, int64_t) { return a; }", f"{AGREES} and layer and 33"),
@@ -86,7 +94,7 @@ MUTATIONS = [
     Mutation("column: drop the share of the mean in dx", COLUMN, "(C)(share_1 * rstd[c] * c1[c])", "(C)(0 * share_1 * rstd[c] * c1[c])", f"{AGREES} and batch and float32"),
     Mutation("column: drop the share of the variance in dx", COLUMN, "(C)(share * rstd[c] * c2[c])", "(C)(0 * share * rstd[c] * c2[c])", f"{AGREES} and batch and float32"),
     Mutation("column: a channel's sums for its group's", COLUMN, "        sum_groups(a, c1);\n        sum_groups(a, c2);\n", "", f"{AGREES} and group and float32"),
-    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/norms/test_norms.py"),
+    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/norms/test_batch_norm.py"),
     Mutation("column: group boundaries", COLUMN, "const int64_t begin = g * width, end = begin + width;", "const int64_t begin = g * width, end = begin + width - 1;", f"{AGREES} and group and float32"),
     Mutation("column: planes of one sample", COLUMN, "const int64_t offset = (segment * a.channels + channel) * a.rows;", "const int64_t offset = channel * a.rows;", "images"),
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
@@ -95,7 +103,7 @@ MUTATIONS = [
     Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/kernels/test_reference.py"),
     Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/kernels/test_reference.py"),
     Mutation("layer: offset gain as direct", NORM, 'RowFacts("layer", eps, width, width, self.gain == "offset", self.round_before_gain)', 'RowFacts("layer", eps, width, width, False, self.round_before_gain)', "offset", "tests/norms/test_norms.py"),
-    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
+    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_power_norm.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
     Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "padding", FOR_PLACEMENTS),
@@ -141,7 +149,8 @@ MUTATIONS = [
 def place(mutation: Mutation, root: Path = ROOT) -> Path | None:
     """The file to change. A mutation names a file or a room: then the text must stand in one file of it alone."""
     named = root / mutation.file
-    files = sorted(f for kind in ("*.py", "*.h", "*.cpp") for f in named.rglob(kind)) if named.is_dir() else [named]
+    kinds = ("**/*.py", "*.h", "*.cpp")  # of C++ without csrc/tests
+    files = sorted(f for kind in kinds for f in named.glob(kind)) if named.is_dir() else [named]
     found = [file for file in files if mutation.old in file.read_text()]
     return found[0] if len(found) == 1 else None
 

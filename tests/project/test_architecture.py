@@ -220,7 +220,16 @@ def test_public_names_resolve():
         _ = normlab.no_such_name
 
 
-DESCRIBING = ("layers.md", "placements.md", "transformer.md", "watch.md", "inspect.md", "runs.md", "lab.md", "kernels.md")
+DESCRIBING = (
+    "layers.md",
+    "placements.md",
+    "transformer.md",
+    "watch.md",
+    "inspect.md",
+    "runs.md",
+    "lab.md",
+    "kernels.md",
+)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -173,6 +173,9 @@ USUAL = [gpt2, llama, qwen3, gemma2, bert, opt, bloom, xlnet, t5, torch_post, to
 NIGHTLY = [mpnet]
 
 
+PLACED = {gpt2: "pre", llama: "pre", bert: "post", opt: "pre", torch_post: "post", torch_pre: "pre"}
+
+
 class Seen:
     """What passed a module in each step: its first call alone."""
 
@@ -379,6 +382,8 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
             assert table[quantity][site] == pytest.approx(float(value), rel=2e-3, abs=2e-5), (quantity, site)
             compared += 1
     assert compared > 50 and "mask not used" not in coverage
+    if make in PLACED:
+        assert run.info["structure"]["placement"] == PLACED[make]
     attention_is_compared(table, run.info["sites"]["attention"], [s for s in scores[-1] if s.dim() == 4])
 
 

@@ -226,3 +226,56 @@ def test_silent_norms_and_blocks_and_the_names_of_attention_are_in_every_run(tmp
     }
     assert info["coverage"]["blocks_skipped"] == ["stack.layers.0"] and "1 of 2 blocks silent: stack.layers.0" in said
     assert info["sites"]["attention"] == ["stack.layers.1.attention"]
+
+
+# ---- placement, from the graph of the first recorded step ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_the_run_knows_where_the_norms_stand(tmp_path, norm_first, evaluated):
+    """An evaluation in front of the first step puts it off to the next; weights are those without a watch either way."""
+    weights = []
+    for use in (False, True):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=norm_first)
+        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch = (
+            normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every=1, max_overhead=None) if use else None
+        )
+        for step in range(2):
+            x = torch.randn(5, 7, 8)
+            if evaluated and step == 0:
+                with_the_whole_model(model, x)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if watch is not None:
+                watch.step(loss=1.0)
+        if watch is not None:
+            watch.close()
+        weights.append(model.state_dict())
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    structure = normlab.Run(tmp_path / "run").info["structure"]
+    assert structure["placement"] == ("pre" if norm_first else "post") and structure["capture"] == "graph"
+    assert {n["name"]: n["kind"] for n in structure["norms"]} == normlab.Run(tmp_path / "run").info["sites"]["norms"]
+    assert [s["final_norms"] for s in structure["stacks"]] == [["norm"]]
+
+
+def test_a_capture_that_fails_is_switched_off(tmp_path, monkeypatch):
+    def broken(*_):
+        raise ArithmeticError("broken on purpose")
+
+    monkeypatch.setattr(normlab.surgery.GraphCapture, "_enter", broken)
+    model = encoder()
+    with pytest.warns(UserWarning, match="placement failed and is switched off"):
+        watch = normlab.watch(model, out=tmp_path / "run", every=1, max_overhead=None)
+        for _ in range(2):
+            model(torch.randn(5, 7, 8)).sum().backward()
+            watch.step(loss=1.0)
+    watch.close()
+    run = normlab.Run(tmp_path / "run")
+    assert "structure" not in run.info and [e["hook"] for e in run.events()] == ["placement"]
+    assert run.info["coverage"]["fired"] == 4

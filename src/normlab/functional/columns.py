@@ -106,9 +106,9 @@ def column_norm(
             check_running(op, x.shape[channel], running_mean=running[0], running_var=running[1])
         # Also when a forward is only recomputed: autograd must find the same tensors saved.
         want = want_statistics or (running is not None and not inside)
-        more = eager.BatchRequest(running if inside and move else None, group, want)
+        asked = (running if inside and move else None, group, want)
         try:
-            result = eager.column_norm(cpu.packed(x, channel), weight, bias, mask, given, facts, more)
+            result = eager.column_norm(cpu.packed(x, channel), weight, bias, mask, given, facts, asked)
         except Unfit:
             check_channel_parameters(op, x.shape[channel], weight, bias)
             raise

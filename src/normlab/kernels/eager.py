@@ -7,7 +7,7 @@ A dispatcher round trip through a Python custom op costs more than a small norm,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -206,24 +206,21 @@ def gather_moments(statistics: Tensor, x: Tensor, facts: ColumnFacts, group: Any
     count.copy_(counts.sum(0))
 
 
-class BatchRequest(NamedTuple):
-    """What is asked of a column norm besides y."""
-
-    running: tuple[Tensor, Tensor, float] | None  # mean, variance, factor: to be moved towards the statistics
-    group: Any  # of processes, to share the statistics
-    want_statistics: bool
+# What is asked of a column norm besides y: running statistics (mean, variance, factor) to be moved, a group of processes to
+# share the statistics with, and the statistics themselves. A plain tuple, because it is made in each call.
+Asked = tuple[tuple[Tensor, Tensor, float] | None, Any, bool]
 
 
 class ColumnNorm(Function):
     """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None.
 
-    Returns y, or (y, statistics) when ``more`` wants them. ``more.running`` is updated on the way.
+    Returns y, or (y, statistics) when they are asked for. Running statistics are updated on the way.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                given: Tensor | None, facts: ColumnFacts, more: BatchRequest) -> Any:  # fmt: skip
-        running, group, want_statistics = more
+                given: Tensor | None, facts: ColumnFacts, asked: Asked) -> Any:  # fmt: skip
+        running, group, want_statistics = asked
         known = given is not None
         statistics, kept = given, None
         if group is not None and not known:

@@ -14,17 +14,17 @@ from ..functional.rows import eps_of
 from ..kernels.facts import RowFacts
 from .base import Lengths, Norm, gain_of, shape_of
 
+TOLD = ("normalized_shape", "dim", "eps", "gain", "round_before_gain", "partial")  # what facts are made of
+
 
 class RowNorm(Norm):
     """A norm over the last axes. Its facts are made when what they are made of is set, not in each call."""
 
-    normalized_shape: tuple[int, ...]
-    round_before_gain: bool
     _facts: RowFacts
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if "_facts" in self.__dict__ and name in ("normalized_shape", "eps", "gain", "round_before_gain", "partial"):
+        if name in TOLD and "_facts" in self.__dict__:
             self._make_facts()
 
     def _make_facts(self) -> None:
@@ -140,7 +140,7 @@ class RMSNorm(RowNorm):
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"
 
 
-class ScaleNorm(Norm):
+class ScaleNorm(RowNorm):
     """Each token put on a sphere with one learned radius.
 
         y = weight * x / max(|x|, eps)        weight is one number, starting at sqrt(dim)
@@ -159,6 +159,10 @@ class ScaleNorm(Norm):
         self.eps = functional.check_eps(eps)
         self.affine = affine
         self._make_parameters((1,), "direct" if affine else "none", False, device, dtype)
+        self._make_facts()
+
+    def _make_facts(self) -> None:
+        self._facts = RowFacts("scale", functional.check_eps(self.eps), self.dim, self.dim)
 
     def reset_parameters(self) -> None:
         if self.weight is not None:
@@ -170,7 +174,7 @@ class ScaleNorm(Norm):
             raise ValueError(
                 f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
             )
-        return functional.scale_norm(x, self.weight, self.eps, mask=mask, lengths=lengths)
+        return functional.row_norm("scale_norm", x, (self.dim,), self._own("weight"), None, self._facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, affine={self.affine}"

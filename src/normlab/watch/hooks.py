@@ -22,6 +22,7 @@ from .budget import Budget
 from .frames import AttentionFrame, BlockFrame, NormFrame
 from .guard import Failed, Guard
 from .masks import Masks
+from .placement import Placement
 from .trace import Trace, carrier
 
 Ask = Callable[[str, str, Any], None]  # (occasion, site, frame)
@@ -37,7 +38,8 @@ class Hooks:
     ) -> None:  # fmt: skip
         self.model, self.wanted, self.ask, self.forget = model, wanted, ask, forget
         self.budget, self.trace, self.scaler = budget, trace, scaler
-        self.norms, self.blocks = surgery.find_norms(model), surgery.find_blocks(model)
+        survey = surgery.survey(model)
+        self.norms, self.blocks = survey.norms, surgery.find_blocks(model)
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
         self.attention_calls = 0
@@ -45,6 +47,7 @@ class Hooks:
         self._by_norm = {id(site.module): site for site in self.norms}
         self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
         self._guard = Guard(failed)
+        self.placement = Placement(model, survey, self._guard, budget)
         self._outer: list[Any] = []  # handles of hooks on the model itself
         self._inner: list[Any] = []  # and on what is inside of it
         self._registered = self._running = False
@@ -62,6 +65,8 @@ class Hooks:
         if active:
             self._forwards = 0
             self._forget()
+            if self._registered:
+                self.placement.expect()
 
     def _forget(self) -> None:
         self.fired = set()
@@ -84,6 +89,8 @@ class Hooks:
             model.register_forward_hook(self._leave_hook, always_call=True),
         ]
         self._attach()
+        if self.active:
+            self.placement.expect()
 
     def _attach(self) -> None:
         keep, guard = self._inner.append, self._guard
@@ -107,6 +114,7 @@ class Hooks:
             keep(block.module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def _detach(self) -> None:
+        self.placement.forget()
         for handle in self._inner:
             handle.remove()
         self._inner = []
@@ -337,8 +345,8 @@ class Hooks:
             if "attention" in self.wanted():
                 self.ask("attention", site, replace(frame, site=site))
 
-    def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any) -> None:
-        if not self.active or recomputing() or self._mode is None:
+    def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any = None) -> None:
+        if not self.active or kwargs is None or recomputing() or self._mode is None:
             return
         with self.budget:
             frame = of_module(module, args, kwargs)

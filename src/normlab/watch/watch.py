@@ -279,6 +279,9 @@ class Watch:
                 table.setdefault(q, {})[s] = number
             self.writer.write(self.steps, table)
             self._send(table if loss is None else {"loss": {"model": loss}, **table})
+            structure = self.hooks.placement.found
+            if structure is not None and "structure" not in self.writer.info:
+                self.writer.update(structure=structure.to_dict())
             if self._covered != self.writer.info.get("coverage"):
                 sites = {**self.writer.info.get("sites", {}), "attention": self.hooks.attention_sites}
                 self.writer.update(coverage=self._covered, sites=sites)
