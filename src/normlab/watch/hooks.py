@@ -19,8 +19,10 @@ from .. import surgery
 from .._torch import graph_task_id
 from ..placements import Residual
 from .cadence import Budget
+from .faults import OutputFrame, answers_of
 from .frames import AttentionFrame, BlockFrame, NormFrame
 from .masks import Masks
+from .padding import inferred
 from .trace import Trace, carrier
 
 Ask = Callable[[str, str, Any], None]  # (occasion, site, frame)
@@ -39,6 +41,8 @@ class Hooks:
         self.norms, self.blocks = surgery.find_norms(model), surgery.find_blocks(model)
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a counted forward's arguments, while it runs
+        self.keeps_call, self.first_call = False, self.given  # for a check of causality
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
@@ -104,12 +108,21 @@ class Hooks:
             self._forwards += 1
             self._seen_training = module.training
             self._masks.find(module, args, kwargs)
+            self.given = (args, kwargs)
+            if self.keeps_call:
+                self.first_call, self.keeps_call = self.given, False
             self.attention_calls = 0
             if self._mode is None and "attention" in self.wanted():
                 self._mode = _SeeAttention(self._see_attention)
                 self._mode.__enter__()
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, module: nn.Module | None = None, args: Any = None, output: Any = None) -> None:
+        if self.given is not None and self.active and "output" in self.wanted():
+            with self.budget:
+                y = answers_of(output)
+                if y is not None:
+                    self.ask("output", "model", OutputFrame(y.detach(), self._masks.fitting("", y)))
+        self.given = None
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
@@ -150,6 +163,8 @@ class Hooks:
             if not first and not (again and site.name not in self._with_gradient):
                 return
             mask = self._masks.fitting(site.name, x, site.channel_dim)
+            if mask is None and site.kind == "batch" and self.given is not None:
+                mask = self._masks.like(inferred((*self.given[0], *self.given[1].values())), x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
             training = site.module.training
             if first and not again:

@@ -35,6 +35,12 @@ class Masks:
             if isinstance(mask, Tensor) and mask.dim() == 2 and not mask.is_floating_point():
                 self._found[name] = ~mask.bool() if name in INVERTED else mask.bool()
 
+    @staticmethod
+    def like(mask: Tensor | None, x: Tensor, channel_dim: int) -> Tensor | None:
+        """The mask, if it has a cell for each of x's tokens."""
+        places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())
+        return mask if mask is not None and tuple(mask.shape) == places else None
+
     def fitting(self, site: str, x: Tensor, channel_dim: int = -1) -> Tensor | None:
         """The mask of x's shape; where both stacks have one of that shape, the site's name decides."""
         places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())

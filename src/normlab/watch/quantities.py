@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import functional
 from .._torch import foreach_norm, foreach_sub
+from .faults import EpsShare, OutputSpread, Unmoved, WeightScale
 from .frames import AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
@@ -349,4 +350,8 @@ PROBES: tuple[type[Probe], ...] = (
     Gains,
     UpdateRatio,
     AttentionLogits,
+    EpsShare,
+    Unmoved,
+    WeightScale,
+    OutputSpread,
 )

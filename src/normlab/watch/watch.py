@@ -26,9 +26,12 @@ from .. import __version__, surgery
 from .._torch import uncompiled
 from ..errors import unknown
 from ..runs import Writer
+from . import causality
 from .cadence import Budget, Cadence
+from .faults import Accumulated
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
 from .hooks import Hooks
+from .optimizers import facts_of
 from .quantities import PROBES
 from .readings import Losses, Values, per_stack, to_host
 from .trace import Trace
@@ -47,7 +50,7 @@ class Watch:
     def __init__(
         self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path | Writer, preset: str,
         probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
-        trace: bool, also: Sequence[Any], after: int, info: dict[str, Any],
+        trace: bool, also: Sequence[Any], after: int, leaks: Any, info: dict[str, Any],
     ) -> None:  # fmt: skip
         self.budget = Budget(max_overhead)
         self.cadence = Cadence(every)
@@ -66,13 +69,17 @@ class Watch:
             budget=self.budget, trace=self.trace, scaler=scaler,
         )  # fmt: skip
         self.steps = self._after = after
+        self.hooks.keeps_call = leaks is True
+        if not isinstance(leaks, bool):
+            info = {**info, "leaks": leaks}
+        self._gradients: Accumulated | None = None
         self.recorded = 0
         self._values: Values = {}
         self._before: dict[nn.Parameter, Tensor] = {}
         self._covered: dict[str, Any] | None = None
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.writer = self._open(out, preset, config, info)
+        self.writer = self._open(out, preset, config, optimizer, info)
         self._closes_writer = not isinstance(out, Writer)
         self._losses = Losses(self.writer)
         self._last_record = time.perf_counter()
@@ -92,11 +99,13 @@ class Watch:
     def blocks(self) -> list[surgery.BlockSite]:
         return self.hooks.blocks
 
-    def _open(self, out: str | Path | Writer, preset: str, config: Any, info: dict[str, Any]) -> Writer | None:
+    def _open(
+        self, out: str | Path | Writer, preset: str, config: Any, optimizer: Any, info: dict[str, Any]
+    ) -> Writer | None:
         if self._rank:
             return None
         facts = {
-            **info, "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
+            **info, **facts_of(self.model, optimizer), "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
             "max_overhead": self.budget.max_overhead, "probes": [p.name for p in self.probes], "processes": self._world,
             "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
             "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
@@ -156,6 +165,9 @@ class Watch:
         self._optimizer_handles: list[Any] = []
         self.optimizer = optimizer
         if optimizer is not None:
+            self._gradients = (
+                Accumulated(self.model) if self._world == 1 else None
+            )  # of several, hooks see their own alone
             me = weakref.proxy(self)
             self._optimizer_handles = [
                 optimizer.register_step_pre_hook(lambda _, args, kwargs: me._about_to_step(args, kwargs)),
@@ -186,12 +198,17 @@ class Watch:
             return
         with self.budget:
             self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+            stale = None if self._gradients is None else self._gradients.reading()
+            if stale is not None:
+                self._values["stale_gradient"] = {"model": stale}
             if any(p.on == "after step" for p in self.probes):
                 self._before = {
                     p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
                 }
 
     def _after_step(self) -> None:
+        if self._gradients is not None:
+            self._gradients.stepped()
         if not self.hooks.active:
             return
         with self.budget:
@@ -218,7 +235,22 @@ class Watch:
                     self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
                 self._record()
         self.budget.step_ended(self.recorded if self.hooks.active else None)
+        if self.hooks.first_call is not None:
+            self._check_causality(*self.hooks.first_call)
         self._decide()
+
+    def _check_causality(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Once; its time is not counted as overhead, as it was asked for."""
+        started, self.hooks.first_call, self.hooks.active = time.perf_counter(), None, False
+        try:
+            found = causality.check(self.model, args, kwargs)
+            if self.writer is not None:
+                self.writer.update(leaks=found)
+        except Exception as error:  # as with probes: training goes on
+            warnings.warn(f"normlab.watch: leaks=True could not be answered ({error})", stacklevel=3)
+            if self.writer is not None:
+                self.writer.event(self.steps, "leak check failed", error=str(error))
+        self.pause(time.perf_counter() - started)
 
     def _decide(self) -> None:
         """Is the next step recorded? Cadence proposes, the overhead so far disposes."""
@@ -342,6 +374,8 @@ class Watch:
         self._restore()
         for handle in self._optimizer_handles:
             handle.remove()
+        if self._gradients is not None:
+            self._gradients.close()
         if self.writer is not None:
             self._losses.flush()
             if (
@@ -379,7 +413,7 @@ class Watch:
 def watch(
     model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path | Writer, preset: str = "standard",
     probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
-    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, **info: Any,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, leaks: Any = False, **info: Any,
 ) -> Watch:  # fmt: skip
     """Measure while the model trains; the run goes to ``out``.
 
@@ -395,6 +429,7 @@ def watch(
     scaler        a GradScaler, whose factor is taken out of the stream's gradients
     trace         note each block's largest value on every step, to show what led up to a non-finite loss
     also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
+    leaks         True: this model must not see the future, check it with the first batch (a few forwards more, once)
     after         steps the model has behind it: the run in ``out`` goes on from there, later lines of it are dropped
     out           a folder, or a :class:`normlab.runs.Writer`, which stays open when the watch closes
     config, info  anything JSON can hold; written into run.json
@@ -403,4 +438,4 @@ def watch(
     bit for bit as without the watcher.
     """
     return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
-                 config=config, scaler=scaler, trace=trace, also=also, after=after, info=info)  # fmt: skip
+                 config=config, scaler=scaler, trace=trace, also=also, after=after, leaks=leaks, info=info)  # fmt: skip
