@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..leaks import leaks
+from ..runs import Writer
 
 
 def _is_sequence(value: Any) -> bool:
@@ -30,3 +32,15 @@ def check(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
     batch = args[place] if isinstance(place, int) else kwargs[place]
     return leaks(model, batch, call=call, cuts=[(batch.shape[1] - 1) // 2]).to_list()
+
+
+def answer(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], writer: Writer | None, step: int) -> None:
+    """Write what was found into the run; a check that fails stops no training."""
+    try:
+        found = check(model, *call)
+        if writer is not None:
+            writer.update(leaks=found)
+    except Exception as error:
+        warnings.warn(f"normlab.watch: leaks=True could not be answered ({error})", stacklevel=3)
+        if writer is not None:
+            writer.event(step, "leak check failed", error=str(error))

@@ -99,6 +99,7 @@ class OutputSpread(Probe):
     answers differ from input to input. Near 0 the model gives everybody the same answer."""
 
     on = "output"
+    price = "lite"
 
     def measure(self, frame: OutputFrame) -> Mapping[str, Tensor]:
         rows = frame.y.detach().flatten(0, -2)
