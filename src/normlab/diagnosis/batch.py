@@ -14,6 +14,7 @@ from .windows import above, below, late, mid, ratio, span_of
 PADDING = 0.05  # share of cells
 EXCESS = 3.0
 CONTAMINATED = 0.15
+AS_PADDED = 0.5
 
 
 def padding_contamination(record: Record) -> Iterator[Finding]:
@@ -25,15 +26,19 @@ def padding_contamination(record: Record) -> Iterator[Finding]:
     padding_share above PADDING, batch_mean_distance above CONTAMINATED and EXCESS times its twin, in the last third.
     Measured without the mask, worst site: 0.6 to 0.9 and 13 to 21 times at 60 % padding, 0.24 and 4.6 times at 29 %;
     with it 0.02 to 0.066 and 0.7 to 1.6 times, 0.35 and 1.9 times with 5 real cells.
+    Where it is known, the running mean must lie near that of all cells (AS_PADDED of its distance to the real ones): one
+    that stands still lies off both.
     PowerNorm has no running mean, so nothing can be told of it.
     """
     windows, shares = record.late("batch_mean_distance"), record.late("padding_share")
+    own = record.late("running_distance_padded")
     real, padded = record.sites("batch_mean_distance"), record.sites("batch_mean_distance_padded")
     worst = worst_of(
         (mid(w), site, w)
         for site, w in windows.items()
         if record.norms.get(site) == "batch" and site in padded and above(shares.get(site), PADDING)
         if above(w, CONTAMINATED) and above(late(ratio(real[site], padded[site])), EXCESS)
+        if site not in own or mid(own[site]) < AS_PADDED * mid(w)
     )
     if worst is None:
         return

@@ -59,6 +59,7 @@ FAR_OFF = (
     "constant-answer",
 )
 CONSEQUENCES: dict[str, tuple[str, ...]] = {
+    "nonfinite": ("loss-spike", "loss-divergence"),
     "stale-gradient": (
         "learning-rate-high",
         "loss-divergence",
@@ -69,7 +70,7 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     ),
     "learning-rate-high": ("gain-explosion", "dead-gain", "eps-swallows", *FAR_OFF),
     "loss-divergence": FAR_OFF,
-    "gain-explosion": ("loss-divergence", *FAR_OFF),
+    "gain-explosion": ("loss-divergence", "exploding-gradient", "vanishing-gradient", *FAR_OFF),
     "large-initialization": (
         "learning-rate-high",
         "exploding-gradient",
@@ -79,8 +80,9 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     ),
     "exploding-gradient": FAR_OFF,
     "vanishing-gradient": ("token-collapse", "constant-answer", "dead-upper-blocks"),
-    "eps-swallows": ("token-collapse", "constant-answer", "missing-final-norm", "dead-upper-blocks"),
+    "eps-swallows": ("missing-final-norm", "vanishing-gradient", "exploding-gradient", *FAR_OFF),
     "dead-gain": ("eps-swallows", "token-collapse", "constant-answer", "dead-upper-blocks", "vanishing-gradient"),
+    "missing-final-norm": ("constant-answer",),
     "constant-answer": ("token-collapse", "dead-upper-blocks"),
     "padding-contamination": ("train-inference-gap", "unstable-batch-statistics"),
     "stuck-weights": ("learning-rate-low",),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .chinese import TEXTS as CHINESE
 from .english import TEXTS as ENGLISH
 
-LANGUAGES: dict[str, dict[str, str]] = {"en": ENGLISH}
+LANGUAGES: dict[str, dict[str, str]] = {"en": ENGLISH, "zh": CHINESE}
 
 
 def say(language: str, key: str, **facts: object) -> str:

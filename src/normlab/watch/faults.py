@@ -33,8 +33,21 @@ class EpsShare(Probe):
         return {"eps_share": (frame.site.eps / (var + frame.site.eps)).mean()}
 
 
+class RunningDistance(Probe):
+    """running_distance_padded = mean over features of |running mean - mean of all cells| / their deviation, padding included:
+    small at a BatchNorm that counts padding. Where there is a mask."""
+
+    on = "norm"
+
+    def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
+        if frame.site.kind != "batch" or frame.running is None or frame.mask is None:
+            return {}
+        var, mean = torch.var_mean(frame.padded_rows, 0, correction=0)
+        return {"running_distance_padded": ((frame.running[0].float() - mean).abs() / (var + 1e-12).sqrt()).mean()}
+
+
 class Unmoved(Probe):
-    """unmoved_share = of the 16-bit weights of a block that had a gradient, the share that the step left as they were.
+    """unmoved_share = of the 16-bit matrices of a block, the share of elements with a gradient that the step left as they were.
 
     A 16-bit weight rounds away every change below half its spacing: 0.2 % (bfloat16) or 0.02 % (float16) of its size.
     """
@@ -46,7 +59,7 @@ class Unmoved(Probe):
         for block in frame.blocks:
             stuck, asked = [], []
             for p in block.module.parameters():
-                if p in frame.before and p.grad is not None and p.element_size() == 2 and p.is_floating_point():
+                if p in frame.before and p.grad is not None and p.dim() > 1 and p.element_size() == 2:
                     had = p.grad != 0
                     asked.append(had.sum())
                     stuck.append((had & (p.detach() == frame.before[p])).sum())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import functional
 from .._torch import foreach_norm, foreach_sub
-from .faults import EpsShare, OutputSpread, Unmoved, WeightScale
+from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
 from .frames import AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
@@ -354,4 +354,5 @@ PROBES: tuple[type[Probe], ...] = (
     Unmoved,
     WeightScale,
     OutputSpread,
+    RunningDistance,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import subjects as s
-from .plants import KINDS, without_final_norm, without_norms
+from .plants import KINDS, slow_statistics, without_final_norm, without_norms
 from .trial import Trial
 
 
@@ -75,13 +75,6 @@ def adafactor(parameters: Any, lr: float) -> torch.optim.Optimizer:
 
 def decaying(parameters: Any, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr, weight_decay=0.1)
-
-
-def _zero_gains(trial: Trial) -> None:
-    """The last norm of every branch starts at zero, as in ReZero and its kin."""
-    for name, p in trial.model.named_parameters():
-        if name.endswith("out_norm.weight") or "norm_out" in name:
-            torch.nn.init.zeros_(p)
 
 
 def tuning() -> list[Case]:
@@ -153,7 +146,7 @@ def tuning() -> list[Case]:
         "SGD": lambda: _with(s.native(169), optimizer=sgd, lr=0.1),
         "Adam, clipped": lambda: _with(s.native(170), optimizer=adam, clip=1.0),
         "cosine to zero": lambda: _with(s.native(171), schedule=cosine(120)),
-        "two micro-batches": lambda: _with(s.native(172), micro_batches=2, steps=80),
+        "two micro-batches": lambda: _with(s.native(172), micro_batches=2),
         "autocast": lambda: _with(s.by_hand(173), autocast=True),
         "tied, rms": lambda: s.native(174, tie_embeddings=True, norm="rms"),
         "GPT-2": lambda: s.hugging_face(175, "gpt2"),
@@ -190,4 +183,119 @@ def _as_decoder(trial: Trial, seed: int) -> Trial:
     return trial
 
 
-SETS: dict[str, Callable[[], list[Case]]] = {"tuning": tuning}
+def evaluation() -> list[Case]:
+    """Other models, sizes and seeds than above; made after the thresholds were frozen."""
+    own = [
+        lambda seed: s.native(seed, dim=32, num_layers=5, norm="rms"),
+        lambda seed: s.native(seed, dim=20, num_layers=4, activation="relu", positions="learned"),
+        lambda seed: s.native(seed, dim=40, num_layers=3, placement="sandwich", num_kv_heads=2),
+        lambda seed: s.native(seed, dim=28, num_layers=4, qk_norm=None, positions="rotary", tie_embeddings=True),
+    ]
+    foreign = [
+        lambda seed: s.hugging_face(seed, "llama"), lambda seed: s.hugging_face(seed, "neox"),
+        lambda seed: s.hugging_face(seed, "qwen2", num_hidden_layers=5), lambda seed: s.hugging_face(seed, "phi"),
+        lambda seed: s.hugging_face(seed, "opt"),
+    ]  # fmt: skip
+    cases = []
+    for i, kind in enumerate(ANYWHERE):
+        seed = 900 + i
+        cases.append(_sick(kind, "own", lambda i=i, seed=seed: own[i % 4](seed)))
+        cases.append(_sick(kind, "foreign", lambda i=i, seed=seed: foreign[i % 5](seed)))
+    pairs: dict[str, tuple[Callable[[], Trial], Callable[[], Trial]]] = {
+        "deep post-norm": (
+            lambda: s.native(950, placement="post", num_layers=20, dim=24, norm="rms"),
+            lambda: _with(s.bert(950, layers=20, width=24), lr=3e-3, schedule=None),
+        ),
+        "no norms, deep": (
+            lambda: _with(s.native(951, placement="none", num_layers=10, dim=24), lr=1e-2),
+            lambda: _with(s.hugging_face(951, "llama", num_hidden_layers=10, initializer_range=0.2), without_norms, lr=1e-2),
+        ),
+        "no final norm": (
+            lambda: s.native(952, final_norm=False, dim=32, num_layers=5, norm="rms"),
+            lambda: _with(s.hugging_face(952, "neox", initializer_range=0.1), without_final_norm),
+        ),
+        "BatchNorm ignores the mask": (
+            lambda: s.tagger(953, norm=lambda width: s.BatchNormOfTokens(width), num_layers=3, dim=24),
+            lambda: s.bert(953, batch_norm=True),
+        ),
+        "BatchNorm over padding, no mask given": (
+            lambda: s.tagger(954, mask=False, norm="batch", dim=24, num_layers=3),
+            lambda: s.bert(954, batch_norm=True, mask=False, width=24),
+        ),
+        "BatchNorm over few cells": (
+            lambda: s.tagger(955, rows=1, norm="batch", dim=24, num_layers=3),
+            lambda: s.bert(955, rows=1, batch_norm=True, width=24),
+        ),
+        "running statistics stand still": (
+            lambda: s.tagger(956, norm="batch", norm_options={"momentum": 1e-4}, dim=24, num_layers=3),
+            lambda: _with(s.bert(956, batch_norm=True, mask=False), slow_statistics),
+        ),
+        "no causal mask": (
+            lambda: _with(_as_decoder(s.tagger(957, mask=False, num_layers=4, norm="rms"), 957), causal=True),
+            lambda: s.of_torch(957, causal=False, layers=3, width=32),
+        ),
+        "norm over positions": (
+            lambda: s.native(958, norm=lambda width: s.BatchNormOfTokens(width), dim=32, num_layers=3),
+            lambda: _with(s.of_torch(958, layers=3, width=32), _batch_norms),
+        ),
+    }  # fmt: skip
+    cases += [
+        _sick(kind, name, make)
+        for kind, pair in pairs.items()
+        for name, make in zip(("own", "foreign"), pair, strict=True)
+    ]
+    healthy: dict[str, Callable[[], Trial]] = {
+        "5 layers, 32 wide": lambda: s.native(960, num_layers=5, dim=32),
+        "16 layers": lambda: s.native(961, num_layers=16, dim=16),
+        "2 layers, 96 wide": lambda: _with(s.native(962, num_layers=2, dim=96), lr=2e-3),
+        "1 head, no bias": lambda: s.native(963, num_heads=1, bias=False),
+        "rms, learned positions": lambda: s.native(964, norm="rms", positions="learned", dim=32),
+        "relu, grouped keys": lambda: s.native(965, activation="relu", num_kv_heads=2),
+        "QK-norm, swiglu": lambda: s.native(966, qk_norm="head", activation="swiglu", dim=32),
+        "post, 4 layers, warm-up": lambda: _with(s.native(967, placement="post"), schedule=warm(50), lr=2e-3),
+        "deepnorm, 16 layers": lambda: s.native(968, placement="deepnorm", num_layers=16, dim=16),
+        "sub-ln": lambda: s.native(969, placement="sub-ln"),
+        "hybrid-norm": lambda: s.native(970, placement="hybrid-norm"),
+        "layernorm-scaling, 8 layers": lambda: s.native(971, placement="layernorm-scaling", num_layers=8),
+        "mix-ln, 8 layers": lambda: _with(s.native(972, placement="mix-ln", num_layers=8), lr=1e-3),
+        "normformer": lambda: s.native(973, placement="normformer"),
+        "reordered, QK-norm": lambda: s.native(974, placement="reordered", qk_norm="head"),
+        "dropout": lambda: s.native(975, dropout=0.1, dim=32),
+        "NAdam": lambda: _with(s.native(976, dim=32), optimizer=nadam, lr=2e-3),
+        "RMSprop": lambda: _with(s.native(977), optimizer=rmsprop, lr=5e-4),
+        "Adafactor": lambda: _with(s.native(978), optimizer=adafactor, lr=2e-2),
+        "SGD, clipped": lambda: _with(s.native(979, dim=32), optimizer=sgd, lr=0.1, clip=1.0),
+        "cosine, warm-up, clipped": lambda: _with(s.native(980), schedule=cosine(130), clip=1.0),
+        "four micro-batches": lambda: _with(s.hugging_face(981, "llama", rows=4), micro_batches=4),
+        "autocast, Llama": lambda: _with(s.hugging_face(982, "llama"), autocast=True),
+        "bfloat16, high rate": lambda: _with(s.native(983), _to_bfloat16, lr=3e-3),
+        "offset gains that start at zero": lambda: s.native(984, norm="rms", norm_options={"gain": "offset"}),
+        "Llama": lambda: s.hugging_face(985, "llama"),
+        "Llama, 8 layers": lambda: s.hugging_face(986, "llama", num_hidden_layers=8),
+        "GPT-NeoX": lambda: s.hugging_face(987, "neox"),
+        "OPT": lambda: s.hugging_face(988, "opt"),
+        "Qwen 2": lambda: s.hugging_face(989, "qwen2"),
+        "OLMo 2": lambda: s.hugging_face(990, "olmo2"),
+        "Phi": lambda: s.hugging_face(991, "phi"),
+        "Phi, deviation 0.1": lambda: s.hugging_face(992, "phi", initializer_range=0.1),
+        "BERT": lambda: s.bert(993),
+        "BERT, 6 layers": lambda: s.bert(994, layers=6),
+        "ViT": lambda: s.vit(995),
+        "torch pre, 6 layers": lambda: s.of_torch(996, layers=6, width=32),
+        "torch tagger, 3 layers": lambda: s.torch_tagger(997, layers=3, width=32),
+        "tagger, rms": lambda: s.tagger(998, norm="rms", dim=24, num_layers=3),
+        "tagger, BatchNorm with mask, 3 layers": lambda: s.tagger(999, norm="batch", dim=24, num_layers=3),
+        "docs, rms": lambda: s.task(1000, "docs", norm="rms", num_layers=2),
+        "digits, 4 layers": lambda: s.task(1001, "digits", num_layers=4, norm="rms"),
+        "digits, convolution, BatchNorm": lambda: s.task(1002, "digits", architecture="convolution", norm="batch"),
+        "dates, rms": lambda: s.task(1003, "dates", norm="rms", num_layers=2),
+        "text, 48 wide": lambda: s.task(1004, "text", dim=48, num_layers=2),
+    }  # fmt: skip
+    return cases + [Case("healthy", name, make) for name, make in healthy.items()]
+
+
+def _to_bfloat16(trial: Trial) -> None:
+    trial.model.to(torch.bfloat16)
+
+
+SETS: dict[str, Callable[[], list[Case]]] = {"tuning": tuning, "evaluation": evaluation}

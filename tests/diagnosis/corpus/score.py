@@ -44,10 +44,8 @@ def score(folder: Path) -> Score:
             if kind is not None and finding.rule in kind.names and label["site"] is not None:
                 right = finding.site == label["site"]
             if kind is not None and finding.rule in kind.names and right:
-                if (
-                    label["step"] is None
-                    or (finding.steps[0] <= label["step"] + 5
-                    and finding.steps[1] >= label["step"] - 5)
+                if label["step"] is None or (
+                    finding.steps[0] <= label["step"] + 5 and finding.steps[1] >= label["step"] - 5
                 ):
                     named = True
                 else:
