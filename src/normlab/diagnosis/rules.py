@@ -93,10 +93,7 @@ def _causes(findings: list[Finding], record: Record) -> list[Finding]:
     """Without what another finding explains; a consequence of a consequence goes with its cause."""
     present = [f.rule for f in findings]
     kept: list[Finding] = []
-    explained: set[str] = set()
-    for rule in RULES:
-        if rule in present and rule not in explained:
-            explained.update(c for c in CONSEQUENCES.get(rule, ()) if c in present)
+    explained = {c for rule in present for c in CONSEQUENCES.get(rule, ())}
     for finding in findings:
         brings = [c for c in CONSEQUENCES.get(finding.rule, ()) if c in explained and c in present]
         if finding.rule in explained:

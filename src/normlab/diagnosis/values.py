@@ -21,22 +21,22 @@ def nonfinite(record: Record) -> Iterator[Finding]:
     The trace holds each block's largest value over the steps before. The origin is what left its own usual size first: the
     earliest step at which a block's largest value is RUN_UP times that of the trace's first step, and of the blocks that
     did so at that step the first in order of execution. Once a broken gradient has been applied every block is broken,
-    so the first block that is not finite is named only where nothing had grown before.
+    so the first block that is not finite says little.
     """
     if math.isinf(record.broken):
         return
     step, site = int(record.broken), record.broken_site
     first, why, case = step, record.say("nonfinite.why"), "sudden"
     events = [e for e in record.events if e["event"] == "nonfinite"]
-    frames = [f for f in (events[0].get("frames") or () if events else ()) if f["step"] < step]
+    frames = [f for f in (events[0].get("frames") or () if events else ()) if f["step"] <= step]
     origin = _origin(frames)
-    if origin is not None:
+    if origin is not None and origin[0] < step:
         first, site, before, after = origin
         case = "grown"
         why += record.say("nonfinite.grown", site=site, before=before, after=after, first=first)
-    elif frames and frames[0]["largest"]:
-        first = int(frames[0]["step"])
-        sizes = {b: decode(v) for f in frames for b, v in f["largest"].items()}
+    elif len(frames) > 1 and frames[0]["largest"]:
+        first, site = int(frames[0]["step"]), site if origin is None else origin[1]
+        sizes = {b: decode(v) for f in frames[:-1] for b, v in f["largest"].items()}
         block = max(sizes, key=sizes.__getitem__, default=site)
         why += record.say("nonfinite.sudden", size=sizes.get(block, math.nan), site=block, first=first)
     where = record.say("nonfinite.inside", site=site) if site else record.say("nonfinite.outside")
@@ -49,7 +49,7 @@ def _origin(frames: list[Mapping[str, Any]]) -> tuple[int, str, float, float] | 
     for frame in frames:
         for block, spelled in frame["largest"].items():
             value = decode(spelled)
-            if block in usual and value > RUN_UP * usual[block]:
+            if block in usual and not value <= RUN_UP * usual[block]:  # NaN counts
                 return int(frame["step"]), block, usual[block], value
             if math.isfinite(value):
                 usual.setdefault(block, max(value, 1e-30))

@@ -13,7 +13,7 @@ import torch
 import normlab
 
 from .plan import SETS
-from .score import score, table
+from .score import score, table, write
 
 
 def main() -> int:
@@ -43,7 +43,10 @@ def main() -> int:
         print(f"{case.kind}: {case.name}: {', '.join(found) or '-'}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s")
     if parts == 1:
-        print(table(score(args.out / args.set)))
+        result = score(args.out / args.set)
+        print(table(result))
+        if args.write is not None:
+            write(result, args.write, args.set)
     return 0
 
 

@@ -6,9 +6,14 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from normlab import machine
 from normlab.diagnosis import RULES, diagnose
 
 from .plants import KINDS
+
+BEGIN, END = "<!-- table: make corpus -->\n", "<!-- end of table -->"
 
 
 @dataclass
@@ -82,3 +87,33 @@ def table(result: Score) -> str:
         *result.told,
     ]  # fmt: skip
     return "\n".join(rows)
+
+
+WORDS = {
+    "en": ("{sick} sick runs of {kinds} kinds, {named} named: recall {recall:.1%}. {healthy} healthy runs, {silent} without a finding. "
+           "{findings} findings, {right} right: precision {precision:.1%}. torch {torch}, {cpu}.",
+           "| planted | named | of |", "| rule | right | wrong |", "What went wrong:", "Nothing went wrong."),
+    "zh": ("有病的运行 {sick} 份，{kinds} 种，说中 {named} 份：召回率 {recall:.1%}。健康的运行 {healthy} 份，没有诊断结果的 {silent} 份。"
+           "诊断结果共 {findings} 条，正确 {right} 条：精确率 {precision:.1%}。torch {torch}，{cpu}。",
+           "| 埋下的毛病 | 说中 | 总数 |", "| 规则 | 正确 | 错误 |", "出错的有：", "没有出错的。"),
+}  # fmt: skip
+
+
+def write(result: Score, docs: Path, name: str) -> None:
+    """Into the page of each language, between the marks."""
+    right, wrong = sum(result.right.values()), sum(result.wrong.values())
+    for language, (head, planted, rules, told, fine) in WORDS.items():
+        lines = [
+            head.format(sick=result.sick, kinds=len(result.planted), named=result.named, recall=result.recall, healthy=result.healthy,
+                        silent=result.silent, findings=right + wrong, right=right, precision=result.precision,
+                        torch=torch.__version__, cpu=machine.facts()["cpu"]),
+            "", planted, "|---|---|---|", *(f"| {kind} | {n} | {of} |" for kind, (n, of) in sorted(result.planted.items())),
+            "", rules, "|---|---|---|",
+            *(f"| {r} | {result.right.get(r, 0)} | {result.wrong.get(r, 0)} |" for r in RULES if r in result.right or r in result.wrong),
+            "", told if result.told else fine, "", *(f"- `{line}`" for line in result.told),
+        ]  # fmt: skip
+        page = docs / language / "diagnosis.md"
+        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+        page.write_text(
+            before + BEGIN + "\n".join(lines).rstrip() + "\n" + END + rest.partition(END)[2], encoding="utf-8"
+        )
