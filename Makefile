@@ -6,13 +6,14 @@
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
+# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite the table in docs/*/diagnosis.md (half an hour)
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix clean
+.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix corpus clean
 
 setup: .venv/stamp
 
@@ -83,6 +84,13 @@ extras: setup
 
 matrix: setup
 	$(BIN)/python tests/matrix.py --write
+
+CORPUS := build/corpus
+corpus: setup
+	rm -rf $(CORPUS)/evaluation
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 0/2 & \
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 1/2; wait
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --write docs
 
 clean:
 	rm -rf build .venv

@@ -114,6 +114,12 @@ class Record:
         return found if isinstance(found, Mapping) else {}
 
     @cached_property
+    def decay(self) -> float:
+        """The largest weight decay; NaN: unknown."""
+        found = self.optimizer.get("weight_decay")
+        return float(found) if isinstance(found, (int, float)) else math.nan
+
+    @cached_property
     def weights(self) -> Mapping[str, Any]:
         found = self.info.get("weights")
         return found if isinstance(found, Mapping) else {}

@@ -129,7 +129,7 @@ def dead_gain(record: Record) -> Iterator[Finding]:
         size, site, window, more = died
         why = record.say("dead-gain.died", size=-size, start=series[site].values[0]) + record.others(more)
         yield record.found("dead-gain", "warning", site, span_of(window), why, case="died",
-                           decay=float(record.optimizer.get("weight_decay", math.nan)))  # fmt: skip
+                           decay=record.decay)  # fmt: skip
         return
     gradients = record.late("gain_grad")
     unborn = worst_of(
