@@ -184,7 +184,7 @@ def large_eps(trial: Trial) -> None:
     value = 100 * float(seen[0]) if seen else 100.0
     for site in sites:
         for name in ("eps", "variance_epsilon"):
-            if isinstance(getattr(site.module, name, None), float):
+            if hasattr(site.module, name):  # None in an RMSNorm: the smallest that float32 can tell from 1
                 setattr(site.module, name, value)
 
 
