@@ -102,6 +102,7 @@ def test_an_answer_that_does_not_depend_on_the_input(tmp_path, language):
     assert not diagnose(write(tmp_path / "b", readings(lambda step: 0.05, falling)))
     assert not diagnose(write(tmp_path / "c", readings(lambda step: 1.5)))
     assert not diagnose(write(tmp_path / "d", readings(lambda step: 0.002 * step)))  # a plateau it is about to leave
+    only(write(tmp_path / "e", readings(lambda step: 1e-4 * step)), "constant-answer")  # growth of noise
 
 
 def test_a_collapse_that_training_taught_is_laid_to_the_targets(tmp_path):
