@@ -110,8 +110,8 @@ def holm(ps: Sequence[float], family: int | None = None) -> list[float]:
     if (size := len(ps) if family is None else family) < len(ps):
         raise ValueError(f"a family of {size} comparisons cannot hold {len(ps)} p values")
     corrected, running = [1.0] * len(ps), 0.0
-    for place, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        running = max(running, min(1.0, (size - place) * ps[index]))
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        running = max(running, min(1.0, (size - rank) * ps[index]))
         corrected[index] = running
     return corrected
 

@@ -102,6 +102,7 @@ def test_an_answer_that_does_not_depend_on_the_input(tmp_path, language):
     assert not diagnose(write(tmp_path / "b", readings(lambda step: 0.05, falling)))
     assert not diagnose(write(tmp_path / "c", readings(lambda step: 1.5)))
     assert not diagnose(write(tmp_path / "d", readings(lambda step: 0.002 * step)))  # a plateau it is about to leave
+    only(write(tmp_path / "e", readings(lambda step: 1e-4 * step)), "constant-answer")  # growth of noise
 
 
 def test_a_collapse_that_training_taught_is_laid_to_the_targets(tmp_path):
@@ -141,7 +142,7 @@ def test_no_placement_is_advised_that_the_run_has(tmp_path, placement, offered, 
     def readings(step: int) -> Any:
         return {**flat(step), "stream_grad": dict(zip(BLOCKS, (1e-6, 1e-4, 1e-2, 1.0), strict=True))}
 
-    info = {} if placement is None else {"placement": {"kind": placement}}
+    info = {} if placement is None else {"structure": {"placement": placement}}
     found = only(write(tmp_path / "a", readings, **info), "vanishing-gradient")
     quoted = {
         word for text in found.try_ for word in text.split() for word in [word.strip(",;:")] if word.startswith('"')
@@ -178,9 +179,10 @@ def test_a_final_norm_counts_wherever_it_is_defined(tmp_path, order, seen):
 
 
 def test_a_recorded_final_norm_is_believed(tmp_path):
-    for name, final, expected in (("a", "model.norm", []), ("b", None, ["missing-final-norm"])):
+    for name, final, expected in (("a", ["model.norm"], []), ("b", [], ["missing-final-norm"])):
+        stack = {"placement": "pre", "blocks": [{"name": "h.0"}, {"name": "h.1"}], "final_norms": final}
         info = {"sites": {"norms": dict.fromkeys(["h.0.ln", "h.1.ln"], "rms"), "blocks": ["h.0", "h.1"]},
-                "placement": {"kind": "pre", "final_norm": final}}  # fmt: skip
+                "structure": {"placement": "pre", "stacks": [stack]}}  # fmt: skip
         writer = runs.Writer(tmp_path / name, info)
         for step in range(1, 31):
             writer.write(step, {"stream_rms": {"h.0": 1.5, "h.1": 3.0}})

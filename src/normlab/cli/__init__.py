@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from . import bench, compare, completion, diagnose, doctor, listing, lr_range, numerics, report, runs, train
+from . import bench, compare, completion, diagnose, doctor, inspect, listing, lr_range, numerics, report, runs, train
 from .show import OutputFailed, Parser, note
 
 EXAMPLES = """examples:
@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   normlab bench --json bench.json   the full comparison, with torch.compile
   normlab lr-range --placement post the largest stable learning rate, with seeds and an interval
   normlab diagnose runs/a           what is wrong in a run, why, and what to try
+  normlab inspect my.module:model   norms, blocks and placement inside any model
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab compare                   train norms x placements x rates x seeds, rank them, write a report
   normlab train experiment.toml     one experiment, one run directory
@@ -36,6 +37,7 @@ VERBS: dict[str, Any] = {
     "bench": bench.run,
     "lr-range": lr_range.run,
     "diagnose": diagnose.run,
+    "inspect": inspect.run,
     "runs": runs.run,
     "compare": compare.run,
     "train": train.run,
@@ -56,7 +58,20 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(name: str, help: str, example: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=help, epilog=f"example: {example}")
 
-    for each in (listing, doctor, bench, lr_range, diagnose, runs, compare, train, report, completion, numerics):
+    for each in (
+        listing,
+        doctor,
+        bench,
+        lr_range,
+        diagnose,
+        inspect,
+        runs,
+        compare,
+        train,
+        report,
+        completion,
+        numerics,
+    ):
         each.add(verb)
     return parser
 

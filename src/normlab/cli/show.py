@@ -86,7 +86,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for column in columns:
         drawn.add_column(Text(visible(column)), overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text(visible(cell)) for cell in row))
+        drawn.add_row(*(Text(visible(value)) for value in row))
     try:
         console.print(drawn)
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
 
 from ..runs import Series
@@ -117,9 +117,9 @@ UNNORMED = 1.4  # last block's stream_rms over its norms' gain
 def _has_final_norm(record: Record, number: int) -> bool | None:
     """Does a norm follow the last block of this stack? As the run recorded it; else from the order in which norms were
     called; None where neither tells: the order of definition says nothing (OPT defines its final norm first)."""
-    recorded = record.info.get("placement")
-    if isinstance(recorded, Mapping) and "final_norm" in recorded and len(record.stacks) == 1:
-        return bool(recorded["final_norm"])
+    recorded = record.has_final_norm(record.stacks[number])
+    if recorded is not None:
+        return recorded
     inside = tuple(b + "." for stack in record.stacks for b in stack)
     last = record.stacks[number][-1] + "."
     if not record.calls:

@@ -163,6 +163,7 @@ def _jumps(record: Record, since: int, step: int) -> Iterator[tuple[int, float, 
 
 
 CONSTANT, WIDENING = 0.15, 1.2  # logits; last third over the second
+NOTHING = 0.03  # logits: below, growth is growth of noise
 LEVEL = 0.003  # of the loss: slower than that it will not get anywhere
 EXPLAINED = (stuck_weights, stale_gradient, eps_swallows, large_initialization, vanishing_gradient, token_collapse)
 
@@ -171,7 +172,7 @@ def constant_answer(record: Record) -> Iterator[Finding]:
     """A model that trains as it should and gives every input the same answer: the targets do not depend on the input, or what it
     would have to learn is far beyond what it has seen.
 
-    output_spread below CONSTANT in the last third and not WIDENING against the second, and a loss that has stalled (last
+    output_spread below CONSTANT in the last third and, above NOTHING, not WIDENING against the second, and a loss that has stalled (last
     third within half a noise, or LEVEL, of the second), where neither the rate nor the depth explains it: the largest update_ratio
     lies between 1e-5 and 0.5. Measured: 0.0015 to 0.07 with targets that say nothing, level or falling; healthy models on the
     plateau where they know frequencies alone 0.1 to 0.3 and growing by half or more, past it 0.3 and more.
@@ -181,7 +182,9 @@ def constant_answer(record: Record) -> Iterator[Finding]:
     if window is None or loss is None or len(updates) < FEW or not below(window, CONSTANT):
         return
     spread = record.of_model("output_spread").values
-    if mid(window) > WIDENING * median(spread[len(spread) // 3 : len(spread) - len(spread) // 3]):
+    if mid(window) > NOTHING and mid(window) > WIDENING * median(
+        spread[len(spread) // 3 : len(spread) - len(spread) // 3]
+    ):
         return  # it has begun to tell inputs apart
     if (
         loss.middle - loss.late > max(0.5 * loss.noise, LEVEL * abs(loss.late))

@@ -89,12 +89,21 @@ class Record:
 
     @cached_property
     def placement(self) -> str | None:
-        """As recorded: by the watch, by a trial of the lab, or by the user's config."""
-        for place in (self.info.get("placement"), *(self.info.get(k) for k in ("experiment", "config"))):
-            if isinstance(place, Mapping):
-                place = place.get("kind", place.get("placement"))
-            if isinstance(place, str):
-                return place
+        """As recorded: by a trial of the lab, by the user's config, or as the watch read it off the graph."""
+        for holder in ("experiment", "config", "structure"):
+            held = self.info.get(holder)
+            found = held.get("placement") if isinstance(held, Mapping) else None
+            if isinstance(found, str) and found != "unknown":
+                return found
+        return None
+
+    def has_final_norm(self, stack: Sequence[str]) -> bool | None:
+        """Does a norm follow the last of these blocks? As the watch read it off the graph; None: it did not."""
+        structure = self.info.get("structure")
+        for found in structure.get("stacks") or () if isinstance(structure, Mapping) else ():
+            blocks = [b.get("name") for b in found.get("blocks") or () if isinstance(b, Mapping)]
+            if stack[-1] in blocks and found.get("placement") != "unknown":
+                return bool(found.get("final_norms"))
         return None
 
     @cached_property

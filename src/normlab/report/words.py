@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from ..runs import TRIALS_TABLE
+
 LANGUAGES = ("en", "zh")
 
 WORDS: dict[str, tuple[str, str]] = {
@@ -134,7 +136,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "stream_grad": ("Gradient norm of the residual stream", "残差流的梯度范数"),
     "param_grad": ("Gradient norm of the block's parameters", "块内参数的梯度范数"),
     "angle": ("Turn of the stream by the block", "残差流过块的转角"),
-    "stream_rms_axis": ("RMS behind the block", "块之后的 RMS"),
+    "stream_rms_axis": ("RMS after the block", "块之后的 RMS"),
     "stream_grad_axis": ("|dL/d stream|", "|dL/d 残差流|"),
     "param_grad_axis": ("|dL/d parameters|", "|dL/d 参数|"),
     "angle_axis": ("angle / π", "角 / π"),
@@ -184,7 +186,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "collapsed": ("collapsed", "坍缩"),
     "untrained": ("untrained", "训练不足"),
     "failed": ("failed", "出错"),
-    "left_out": ("{n} more rows are in trials.csv.", "其余 {n} 行见 trials.csv。"),
+    "left_out": (f"{{n}} more rows are in {TRIALS_TABLE}.", f"其余 {{n}} 行见 {TRIALS_TABLE}。"),
     "unreadable": ("Runs that could not be read", "无法读取的运行记录"),
     "not_opened": (
         "The runs of {n} further cells were not opened: no training curve, depth or findings for them.",

@@ -59,6 +59,10 @@ class Budget:
         if self._depth == 0:
             self.spent += self.clock() - self._since
 
+    @property
+    def measuring(self) -> bool:
+        return self._depth > 0
+
     def pause(self, seconds: float) -> None:
         self.started += seconds
 

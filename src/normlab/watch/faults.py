@@ -148,8 +148,9 @@ class Accumulated:
     between two passes of one step).
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        wanted = [p for p in model.parameters() if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
+    def __init__(self, model: nn.Module | None) -> None:
+        every = () if model is None else model.parameters()
+        wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
         self.parameter = min(wanted, key=lambda p: p.numel(), default=None)
         self._sum: Tensor | None = None
         self._last: Tensor | None = None
@@ -160,18 +161,18 @@ class Accumulated:
         self._last = grad.clone()
         self._sum = self._last.clone() if self._sum is None else self._sum.add_(grad)
 
-    def reading(self) -> Tensor | None:
+    def measure(self) -> dict[str, dict[str, Tensor]]:
         """Before the optimizer step."""
         grad = None if self.parameter is None else self.parameter.grad
         if grad is None or self._sum is None or self._last is None or grad.is_sparse:
-            return None
+            return {}
         g = grad.detach().float()
         size = torch.linalg.vector_norm(g)
         left = [
             torch.linalg.vector_norm(g - (g * s).sum() / (s * s).sum().clamp(min=1e-30) * s)
             for s in (self._sum, self._last)
         ]
-        return torch.minimum(*left) / size.clamp(min=1e-30)
+        return {"stale_gradient": {"model": torch.minimum(*left) / size.clamp(min=1e-30)}}
 
     def stepped(self) -> None:
         self._sum = self._last = None

@@ -31,18 +31,12 @@ from .cadence import Cadence
 from .coverage import covered, told
 from .faults import Accumulated
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
+from .guard import Guard
 from .hooks import Hooks
 from .optimizers import facts_of
-from .quantities import PROBES
+from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
 from .trace import Trace
-
-
-def presets(name: str) -> list[Probe]:
-    """The probes of a preset: each price includes the cheaper ones."""
-    if name not in PRICES:
-        raise ValueError(unknown("preset", name, PRICES))
-    return [probe() for probe in PROBES if PRICES.index(probe.price) <= PRICES.index(name)]
 
 
 class Watch:
@@ -69,13 +63,12 @@ class Watch:
         self.sinks = list(also)
         self.hooks = Hooks(
             self.model, wanted=lambda: {p.on for p in self._asked}, ask=self._ask, forget=self._forget,
-            budget=self.budget, trace=self.trace, scaler=scaler,
+            budget=self.budget, trace=self.trace, scaler=scaler, failed=self._hook_failed,
         )  # fmt: skip
         self.steps = self._after = after
         self.hooks.keeps_call = leaks is True
         if not isinstance(leaks, bool):
             info = {**info, "leaks": leaks}
-        self._gradients: Accumulated | None = None
         self._values: Values = {}
         self._before: dict[nn.Parameter, Tensor] = {}
         self._covered: dict[str, Any] | None = None
@@ -168,6 +161,12 @@ class Watch:
                     where = site or None
                     self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=where, error=str(error))
 
+    def _hook_failed(self, what: str, error: BaseException) -> None:
+        message = f"the hook of {what} failed and is switched off ({type(error).__name__}: {error})"
+        warnings.warn(f"normlab.watch: {message}", stacklevel=2)
+        if self.writer is not None:
+            self.writer.event(self.steps + 1, "hook failed", hook=what, error=str(error))
+
     def _forget(self) -> None:
         self._values = {}
 
@@ -176,14 +175,16 @@ class Watch:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._optimizer_handles: list[Any] = []
         self.optimizer = optimizer
+        # Of several processes each one's hooks see its own gradients alone.
+        self._gradients = Accumulated(self.model if optimizer is not None and self._world == 1 else None)
         if optimizer is not None:
-            self._gradients = (
-                Accumulated(self.model) if self._world == 1 else None
-            )  # of several, hooks see their own alone
             me = weakref.proxy(self)
+            guard = Guard(lambda what, error: me._hook_failed(what, error))
+            self._look = guard("before step", lambda: me._before_step())
+            after = guard("after step", lambda *_: me._after_step())
             self._optimizer_handles = [
                 optimizer.register_step_pre_hook(lambda _, args, kwargs: me._about_to_step(args, kwargs)),
-                optimizer.register_step_post_hook(lambda *_: me._after_step()),
+                optimizer.register_step_post_hook(after),
             ]
 
     def _about_to_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,12 +194,12 @@ class Watch:
         # torch hands the optimizer over as the first positional argument of the hook's args.
         place, closure = next(((i, a) for i, a in enumerate(args) if callable(a)), (None, kwargs.get("closure")))
         if closure is None:
-            self._before_step()
+            self._look()
             return None
 
         def then_look(*given: Any, **named: Any) -> Any:
             result = closure(*given, **named)
-            self._before_step()
+            self._look()
             return result
 
         if place is None:
@@ -210,17 +211,14 @@ class Watch:
             return
         with self.budget:
             self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
-            stale = None if self._gradients is None else self._gradients.reading()
-            if stale is not None:
-                self._values["stale_gradient"] = {"model": stale}
+            self._values.update(self._gradients.measure())
             if any(p.on == "after step" for p in self._asked):
                 self._before = {
                     p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
                 }
 
     def _after_step(self) -> None:
-        if self._gradients is not None:
-            self._gradients.stepped()
+        self._gradients.stepped()
         if not self.hooks.active:
             return
         with self.budget:
@@ -281,7 +279,7 @@ class Watch:
             values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
         keys = [(q, s) for q, sites in values.items() for s in sites]
         numbers = to_host([values[q][s] for q, s in keys], self._device(), self._world)
-        self._covered = covered(self.hooks, self.outer, bool(self.hooks.wanted() & {"norm", "norm gradient"}))
+        self._covered = covered(self.hooks, self.outer)
         if self.writer is not None:
             loss = self._losses.flush()
             table: dict[str, dict[str, float]] = {}
@@ -289,8 +287,12 @@ class Watch:
                 table.setdefault(q, {})[s] = number
             self.writer.write(self.steps, table)
             self._send(table if loss is None else {"loss": {"model": loss}, **table})
+            structure = self.hooks.placement.found
+            if structure is not None and "structure" not in self.writer.info:
+                self.writer.update(structure=structure.to_dict())
             if self._covered != self.writer.info.get("coverage"):
-                self.writer.update(coverage=self._covered)
+                sites = {**self.writer.info.get("sites", {}), "attention": self.hooks.attention_sites}
+                self.writer.update(coverage=self._covered, sites=sites)
 
     def _send(self, table: dict[str, dict[str, float]]) -> None:
         for sink in list(self.sinks):
@@ -347,8 +349,7 @@ class Watch:
         self._restore()
         for handle in self._optimizer_handles:
             handle.remove()
-        if self._gradients is not None:
-            self._gradients.close()
+        self._gradients.close()
         if self.writer is not None:
             self._losses.flush()
             if (

@@ -185,8 +185,10 @@ def _as_decoder(trial: Trial, seed: int) -> Trial:
     return trial
 
 
-def evaluation() -> list[Case]:
-    """Other models, sizes and seeds than above; made after the thresholds were frozen."""
+def evaluation(turn: int = 0) -> list[Case]:
+    """Other models, sizes and seeds than above; made after the thresholds were frozen. What is changed because of one turn is
+    measured on the next: other seeds, and each fault in another model."""
+    at = 10_000 * turn
     own = [
         lambda seed: s.native(seed, dim=32, num_layers=5, norm="rms"),
         lambda seed: s.native(seed, dim=20, num_layers=4, activation="relu", positions="learned"),
@@ -200,45 +202,45 @@ def evaluation() -> list[Case]:
     ]  # fmt: skip
     cases = []
     for i, kind in enumerate(ANYWHERE):
-        seed = 900 + i
-        cases.append(_sick(kind, "own", lambda i=i, seed=seed: own[i % 4](seed)))
-        cases.append(_sick(kind, "foreign", lambda i=i, seed=seed: foreign[i % 5](seed)))
+        seed = at + 900 + i
+        cases.append(_sick(kind, "own", lambda i=i, seed=seed: own[(i + turn) % 4](seed)))
+        cases.append(_sick(kind, "foreign", lambda i=i, seed=seed: foreign[(i + 2 * turn) % 5](seed)))
     pairs: dict[str, tuple[Callable[[], Trial], Callable[[], Trial]]] = {
         "deep post-norm": (
-            lambda: s.native(950, placement="post", num_layers=20, dim=24, norm="rms"),
-            lambda: _with(s.bert(950, layers=20, width=24), lr=3e-3, schedule=None),
+            lambda: s.native(at + 950, placement="post", num_layers=20, dim=24, norm="rms"),
+            lambda: _with(s.bert(at + 950, layers=20, width=24), lr=3e-3, schedule=None),
         ),
         "no norms, deep": (
-            lambda: _with(s.native(951, placement="none", num_layers=10, dim=24), lr=1e-2),
-            lambda: _with(s.hugging_face(951, "llama", num_hidden_layers=10, initializer_range=0.2), without_norms, lr=1e-2),
+            lambda: _with(s.native(at + 951, placement="none", num_layers=10, dim=24), lr=1e-2),
+            lambda: _with(s.hugging_face(at + 951, "llama", num_hidden_layers=10, initializer_range=0.2), without_norms, lr=1e-2),
         ),
         "no final norm": (
-            lambda: s.native(952, final_norm=False, dim=32, num_layers=5, norm="rms"),
-            lambda: _with(s.hugging_face(952, "neox", initializer_range=0.1), without_final_norm),
+            lambda: s.native(at + 952, final_norm=False, dim=32, num_layers=5, norm="rms"),
+            lambda: _with(s.hugging_face(at + 952, "neox", initializer_range=0.1), without_final_norm),
         ),
         "BatchNorm ignores the mask": (
-            lambda: s.tagger(953, norm=lambda width: s.BatchNormOfTokens(width), num_layers=3, dim=24),
-            lambda: s.bert(953, batch_norm=True),
+            lambda: s.tagger(at + 953, norm=lambda width: s.BatchNormOfTokens(width), num_layers=3, dim=24),
+            lambda: s.bert(at + 953, batch_norm=True),
         ),
         "BatchNorm over padding, no mask given": (
-            lambda: s.tagger(954, mask=False, norm="batch", dim=24, num_layers=3),
-            lambda: s.bert(954, batch_norm=True, mask=False, width=24),
+            lambda: s.tagger(at + 954, mask=False, norm="batch", dim=24, num_layers=3),
+            lambda: s.bert(at + 954, batch_norm=True, mask=False, width=24),
         ),
         "BatchNorm over few cells": (
-            lambda: s.tagger(955, rows=1, norm="batch", dim=24, num_layers=3),
-            lambda: s.bert(955, rows=1, batch_norm=True, width=24),
+            lambda: s.tagger(at + 955, rows=1, norm="batch", dim=24, num_layers=3),
+            lambda: s.bert(at + 955, rows=1, batch_norm=True, width=24),
         ),
         "running statistics stand still": (
-            lambda: s.tagger(956, norm="batch", norm_options={"momentum": 1e-4}, dim=24, num_layers=3),
-            lambda: _with(s.bert(956, batch_norm=True, mask=False), slow_statistics),
+            lambda: s.tagger(at + 956, norm="batch", norm_options={"momentum": 1e-4}, dim=24, num_layers=3),
+            lambda: _with(s.bert(at + 956, batch_norm=True, mask=False), slow_statistics),
         ),
         "no causal mask": (
-            lambda: _with(_as_decoder(s.tagger(957, mask=False, num_layers=4, norm="rms"), 957), causal=True),
-            lambda: s.of_torch(957, causal=False, layers=3, width=32),
+            lambda: _with(_as_decoder(s.tagger(at + 957, mask=False, num_layers=4, norm="rms"), at + 957), causal=True),
+            lambda: s.of_torch(at + 957, causal=False, layers=3, width=32),
         ),
         "norm over positions": (
-            lambda: s.native(958, norm=lambda width: s.BatchNormOfTokens(width), dim=32, num_layers=3),
-            lambda: _with(s.of_torch(958, layers=3, width=32, activation=F.silu), _batch_norms),
+            lambda: s.native(at + 958, norm=lambda width: s.BatchNormOfTokens(width), dim=32, num_layers=3),
+            lambda: _with(s.of_torch(at + 958, layers=3, width=32, activation=F.silu), _batch_norms),
         ),
     }  # fmt: skip
     cases += [
@@ -247,51 +249,51 @@ def evaluation() -> list[Case]:
         for name, make in zip(("own", "foreign"), pair, strict=True)
     ]
     healthy: dict[str, Callable[[], Trial]] = {
-        "5 layers, 32 wide": lambda: s.native(960, num_layers=5, dim=32),
-        "16 layers": lambda: s.native(961, num_layers=16, dim=16),
-        "2 layers, 96 wide": lambda: _with(s.native(962, num_layers=2, dim=96), lr=2e-3),
-        "1 head, no bias": lambda: s.native(963, num_heads=1, bias=False),
-        "rms, learned positions": lambda: s.native(964, norm="rms", positions="learned", dim=32),
-        "relu, grouped keys": lambda: s.native(965, activation="relu", num_kv_heads=2),
-        "QK-norm, swiglu": lambda: s.native(966, qk_norm="head", activation="swiglu", dim=32),
-        "post, 4 layers, warm-up": lambda: _with(s.native(967, placement="post"), schedule=warm(50), lr=2e-3),
-        "deepnorm, 16 layers": lambda: s.native(968, placement="deepnorm", num_layers=16, dim=16),
-        "sub-ln": lambda: s.native(969, placement="sub-ln"),
-        "hybrid-norm": lambda: s.native(970, placement="hybrid-norm"),
-        "layernorm-scaling, 8 layers": lambda: s.native(971, placement="layernorm-scaling", num_layers=8),
-        "mix-ln, 8 layers": lambda: _with(s.native(972, placement="mix-ln", num_layers=8), lr=1e-3),
-        "normformer": lambda: s.native(973, placement="normformer"),
-        "reordered, QK-norm": lambda: s.native(974, placement="reordered", qk_norm="head"),
-        "dropout": lambda: s.native(975, dropout=0.1, dim=32),
-        "NAdam": lambda: _with(s.native(976, dim=32), optimizer=nadam, lr=2e-3),
-        "RMSprop": lambda: _with(s.native(977), optimizer=rmsprop, lr=5e-4),
-        "Adafactor": lambda: _with(s.native(978), optimizer=adafactor, lr=2e-2),
-        "SGD, clipped": lambda: _with(s.native(979, dim=32), optimizer=sgd, lr=0.1, clip=1.0),
-        "cosine, warm-up, clipped": lambda: _with(s.native(980), schedule=cosine(130), clip=1.0),
-        "four micro-batches": lambda: _with(s.hugging_face(981, "llama", rows=4), micro_batches=4),
-        "autocast, Llama": lambda: _with(s.hugging_face(982, "llama"), autocast=True),
-        "bfloat16, high rate": lambda: _with(s.native(983), _to_bfloat16, lr=3e-3),
-        "offset gains that start at zero": lambda: s.native(984, norm="rms", norm_options={"gain": "offset"}),
-        "Llama": lambda: s.hugging_face(985, "llama"),
-        "Llama, 8 layers": lambda: s.hugging_face(986, "llama", num_hidden_layers=8),
-        "GPT-NeoX": lambda: s.hugging_face(987, "neox"),
-        "OPT": lambda: s.hugging_face(988, "opt"),
-        "Qwen 2": lambda: s.hugging_face(989, "qwen2"),
-        "OLMo 2": lambda: s.hugging_face(990, "olmo2"),
-        "Phi": lambda: s.hugging_face(991, "phi"),
-        "Phi, deviation 0.1": lambda: s.hugging_face(992, "phi", initializer_range=0.1),
-        "BERT": lambda: s.bert(993),
-        "BERT, 6 layers": lambda: s.bert(994, layers=6),
-        "ViT": lambda: s.vit(995),
-        "torch pre, 6 layers": lambda: s.of_torch(996, layers=6, width=32),
-        "torch tagger, 3 layers": lambda: s.torch_tagger(997, layers=3, width=32),
-        "tagger, rms": lambda: s.tagger(998, norm="rms", dim=24, num_layers=3),
-        "tagger, BatchNorm with mask, 3 layers": lambda: s.tagger(999, norm="batch", dim=24, num_layers=3),
-        "docs, rms": lambda: s.task(1000, "docs", norm="rms", num_layers=2),
-        "digits, 4 layers": lambda: s.task(1001, "digits", num_layers=4, norm="rms"),
-        "digits, convolution, BatchNorm": lambda: s.task(1002, "digits", architecture="convolution", norm="batch"),
-        "dates, rms": lambda: s.task(1003, "dates", norm="rms", num_layers=2),
-        "text, 48 wide": lambda: s.task(1004, "text", dim=48, num_layers=2),
+        "5 layers, 32 wide": lambda: s.native(at + 960, num_layers=5, dim=32),
+        "16 layers": lambda: s.native(at + 961, num_layers=16, dim=16),
+        "2 layers, 96 wide": lambda: _with(s.native(at + 962, num_layers=2, dim=96), lr=2e-3),
+        "1 head, no bias": lambda: s.native(at + 963, num_heads=1, bias=False),
+        "rms, learned positions": lambda: s.native(at + 964, norm="rms", positions="learned", dim=32),
+        "relu, grouped keys": lambda: s.native(at + 965, activation="relu", num_kv_heads=2),
+        "QK-norm, swiglu": lambda: s.native(at + 966, qk_norm="head", activation="swiglu", dim=32),
+        "post, 4 layers, warm-up": lambda: _with(s.native(at + 967, placement="post"), schedule=warm(50), lr=2e-3),
+        "deepnorm, 16 layers": lambda: s.native(at + 968, placement="deepnorm", num_layers=16, dim=16),
+        "sub-ln": lambda: s.native(at + 969, placement="sub-ln"),
+        "hybrid-norm": lambda: s.native(at + 970, placement="hybrid-norm"),
+        "layernorm-scaling, 8 layers": lambda: s.native(at + 971, placement="layernorm-scaling", num_layers=8),
+        "mix-ln, 8 layers": lambda: _with(s.native(at + 972, placement="mix-ln", num_layers=8), lr=1e-3),
+        "normformer": lambda: s.native(at + 973, placement="normformer"),
+        "reordered, QK-norm": lambda: s.native(at + 974, placement="reordered", qk_norm="head"),
+        "dropout": lambda: s.native(at + 975, dropout=0.1, dim=32),
+        "NAdam": lambda: _with(s.native(at + 976, dim=32), optimizer=nadam, lr=2e-3),
+        "RMSprop": lambda: _with(s.native(at + 977), optimizer=rmsprop, lr=5e-4),
+        "Adafactor": lambda: _with(s.native(at + 978), optimizer=adafactor, lr=2e-2),
+        "SGD, clipped": lambda: _with(s.native(at + 979, dim=32), optimizer=sgd, lr=0.1, clip=1.0),
+        "cosine, warm-up, clipped": lambda: _with(s.native(at + 980), schedule=cosine(130), clip=1.0),
+        "four micro-batches": lambda: _with(s.hugging_face(at + 981, "llama", rows=4), micro_batches=4),
+        "autocast, Llama": lambda: _with(s.hugging_face(at + 982, "llama"), autocast=True),
+        "bfloat16, high rate": lambda: _with(s.native(at + 983), _to_bfloat16, lr=3e-3),
+        "offset gains that start at zero": lambda: s.native(at + 984, norm="rms", norm_options={"gain": "offset"}),
+        "Llama": lambda: s.hugging_face(at + 985, "llama"),
+        "Llama, 8 layers": lambda: s.hugging_face(at + 986, "llama", num_hidden_layers=8),
+        "GPT-NeoX": lambda: s.hugging_face(at + 987, "neox"),
+        "OPT": lambda: s.hugging_face(at + 988, "opt"),
+        "Qwen 2": lambda: s.hugging_face(at + 989, "qwen2"),
+        "OLMo 2": lambda: s.hugging_face(at + 990, "olmo2"),
+        "Phi": lambda: s.hugging_face(at + 991, "phi"),
+        "Phi, deviation 0.1": lambda: s.hugging_face(at + 992, "phi", initializer_range=0.1),
+        "BERT": lambda: s.bert(at + 993),
+        "BERT, 6 layers": lambda: s.bert(at + 994, layers=6),
+        "ViT": lambda: s.vit(at + 995),
+        "torch pre, 6 layers": lambda: s.of_torch(at + 996, layers=6, width=32),
+        "torch tagger, 3 layers": lambda: s.torch_tagger(at + 997, layers=3, width=32),
+        "tagger, rms": lambda: s.tagger(at + 998, norm="rms", dim=24, num_layers=3),
+        "tagger, BatchNorm with mask, 3 layers": lambda: s.tagger(at + 999, norm="batch", dim=24, num_layers=3),
+        "docs, rms": lambda: s.task(at + 1000, "docs", norm="rms", num_layers=2),
+        "digits, 4 layers": lambda: s.task(at + 1001, "digits", num_layers=4, norm="rms"),
+        "digits, convolution, BatchNorm": lambda: s.task(at + 1002, "digits", architecture="convolution", norm="batch"),
+        "dates, rms": lambda: s.task(at + 1003, "dates", norm="rms", num_layers=2),
+        "text, 48 wide": lambda: s.task(at + 1004, "text", dim=48, num_layers=2),
     }  # fmt: skip
     return cases + [Case("healthy", name, make) for name, make in healthy.items()]
 
@@ -300,4 +302,8 @@ def _to_bfloat16(trial: Trial) -> None:
     trial.model.to(torch.bfloat16)
 
 
-SETS: dict[str, Callable[[], list[Case]]] = {"tuning": tuning, "evaluation": evaluation}
+SETS: dict[str, Callable[[], list[Case]]] = {
+    "tuning": tuning,
+    "evaluation": evaluation,
+    "second": lambda: evaluation(1),
+}
