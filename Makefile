@@ -1,6 +1,7 @@
 # setup   the environment in .venv, with the package built from this checkout
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
+# nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
@@ -12,7 +13,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix clean
+.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix nightly clean
 
 setup: .venv/stamp
 
@@ -37,6 +38,9 @@ demo: .venv/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -m "not nightly"
+
+nightly: setup
+	$(BIN)/python -m pytest -n 2 -m nightly
 
 lint: setup
 	$(BIN)/ruff check .

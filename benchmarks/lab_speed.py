@@ -13,30 +13,30 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from normlab import build, lab, machine
 from normlab.lab.parts import model_config, task_of
+from normlab.runs import Result
 
 STEPS = 120  # as in the default comparison
 ROUNDS = 7  # the first only warms up
 
 
-def trials(threads: int, count: int, folder: Path, workers: int) -> list[dict[str, Any]]:
+def trials(threads: int, count: int, folder: Path, workers: int) -> list[Result]:
     """Results of a sweep, without each worker's first trial: that one loads libraries and data."""
     base = lab.Experiment(steps=STEPS, threads=threads)
     sweep = lab.Sweep(base=base, axes={"norm": ["layer"], "seed": list(range(count))})
-    ended: list[dict[str, Any]] = []
+    ended: list[Result] = []
 
-    def notify(kind: str, trial: lab.Trial, detail: dict[str, Any]) -> None:
-        if kind == "ended":
-            ended.append(detail["result"])
+    def notify(kind: str, trial: lab.Trial, message: lab.Message) -> None:
+        if message.result is not None:
+            ended.append(message.result)
 
     lab.run(lab.plan(sweep, folder, workers, estimate=False), lab.Pool(workers), notify)
-    assert all(r["outcome"] != "failed" for r in ended), ended
+    assert all(r.outcome != "failed" for r in ended), ended
     return ended[workers:]
 
 
@@ -50,8 +50,8 @@ def side_by_side(folder: Path) -> dict[str, float]:
         seconds = {}
         for name, threads, workers in (("beside", 1, 2), ("two threads", 2, 1), ("alone", 1, 1)):
             found = trials(threads, 3 * workers, folder / f"{name}{turn}", workers)
-            seconds[name] = statistics.fmean(r["seconds"] for r in found)
-            overheads += [r["overhead_seconds"] for r in found]
+            seconds[name] = statistics.fmean(r.seconds for r in found)
+            overheads += [r.overhead_seconds for r in found]
         ratios.append(2 * seconds["two threads"] / seconds["beside"])
         gains.append(seconds["alone"] / seconds["two threads"])
         costs.append(seconds["beside"] / seconds["alone"])
@@ -102,7 +102,7 @@ def against_plain_loop(folder: Path) -> dict[str, float]:
         for watch, found in ratios.items():
             experiment = lab.Experiment(steps=STEPS, evaluations=1, held_out=64, watch=watch)
             plain = PlainLoop(experiment)
-            ours = lab.train(experiment, folder / f"{watch}{turn}", on_step=plain)["training_seconds"]
+            ours = lab.train(experiment, folder / f"{watch}{turn}", on_step=plain).training_seconds
             found.append(sum(plain.seconds) / ours)
     return {
         f"hand-written loop with nn.LayerNorm over ours, watch {watch}": statistics.median(found[1:])
@@ -116,7 +116,7 @@ def matmul_share(folder: Path) -> dict[str, float]:
     (trial,) = lab.Sweep(base=lab.Experiment(steps=STEPS, evaluations=1), axes={"norm": ["layer"]}).trials()
     work = measure([trial])[trial.cell]
     result = lab.train(trial.experiment, folder / "share", work=work)
-    return {"share of this machine's matrix-product rate": result["matmul_share"]}
+    return {"share of this machine's matrix-product rate": result.matmul_share}
 
 
 def main() -> None:

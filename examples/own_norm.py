@@ -57,10 +57,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         planned = lab.plan(lab.checked(sweep), folder + "/sweep", workers=2)
         print(planned)
-        lab.run(planned, lab.Pool(2), lambda kind, trial, detail: None)
+        lab.run(planned, lab.Pool(2), lambda kind, trial, message: None)
         found = normlab.answer.read(folder + "/sweep")
         for cell in found.cells:
-            print(f"{cell['rank']}. {cell['cell']}: loss {cell['mean']:.3f} over {cell['n']} seeds")
+            print(f"{cell.rank}. {cell.name}: loss {cell.mean:.3f} over {cell.n} seeds")
 
 
 if __name__ == "__main__":

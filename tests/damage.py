@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from normlab import cli
-from normlab.lab import Experiment, Stopped, Sweep, plan, sweep, train
+from normlab.lab import Experiment, Message, Stopped, Sweep, plan, sweep, train
 from normlab.lab.pool import Pool
-from normlab.lab.sweep import TRIALS
 from normlab.lab.train import attempt
-from normlab.runs import Writer
+from normlab.runs import TRIALS, Writer
 
 SECONDS = 20.0  # a call that takes longer hangs: the slowest takes about one
 TINY = Experiment(steps=60, batch_size=8, held_out=9, evaluations=3, watch="lite", options={"length": 17},
@@ -274,11 +273,8 @@ class Inline(Pool):
 
     def run(self, folder: Path, trials: Any, notify: Any) -> None:
         for trial in trials:
-            notify(
-                "ended",
-                trial,
-                {"result": attempt(trial.experiment.changed(steps=2), folder.parent / "elsewhere" / trial.name)},
-            )
+            result = attempt(trial.experiment.changed(steps=2), folder.parent / "elsewhere" / trial.name)
+            notify("ended", trial, Message(result=result))
 
 
 @contextlib.contextmanager

@@ -37,15 +37,18 @@ class Mutation:
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
 KERNEL = "src/normlab/kernels"
-FOR_PLACEMENTS, FOR_MODELS, FOR_PROBES = (
-    "tests/placements/test_placements.py",
-    "tests/models/test_transformer.py",
-    "tests/watch/test_probes.py",
+FOR_PLACEMENTS, FOR_DEPTHS = "tests/placements/test_formulas.py", "tests/placements/test_initialization.py"
+FOR_MODELS, FOR_CACHE, FOR_PADDING = (
+    "tests/models/test_against_others.py",
+    "tests/models/test_generation.py",
+    "tests/models/test_padding.py",
 )
+FOR_PROBES = "tests/watch/test_probes.py"
 ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
+FOR_RESUMED = "tests/lab/test_resume.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
@@ -94,16 +97,16 @@ MUTATIONS = [
     Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
-    Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "mask", FOR_PLACEMENTS),
-    Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_PLACEMENTS),
-    Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_PLACEMENTS),
-    Mutation("placement: layer scaling from zero", PLACE, "1 / math.sqrt(self.slot.layer + 1)", "1 / math.sqrt(self.site.layer + 2)", "scaling", FOR_PLACEMENTS),
+    Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "padding", FOR_PLACEMENTS),
+    Mutation("placement: decoder's alpha by the encoder's rule", PLACE, "return (3 * num_layers) ** 0.25, (12 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "deepnorm", FOR_DEPTHS),
+    Mutation("placement: beta inverted", PLACE, "return (2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25", "return (2 * num_layers) ** 0.25, (8 * num_layers) ** 0.25", "deepnorm", FOR_DEPTHS),
+    Mutation("placement: layer scaling off by one", PLACE, "1 / math.sqrt(self.slot.layer + 1)", "1 / math.sqrt(self.slot.layer + 2)", "scaling", FOR_PLACEMENTS),
     Mutation("placement: bridge left out", PLACE, "return self.bridge(self.residual(stream, branch), bottom, self.norm, mask)[1]", "return self.residual(stream, branch, self.norm, mask)[1]", "b2t", FOR_PLACEMENTS),
     Mutation("model: rotary positions turn the wrong way", MODEL, "torch.cat((-high, low), -1)", "torch.cat((high, -low), -1)", "llama", FOR_MODELS),
     Mutation("model: decoder sees the future", MODEL, "            return None, True\n", "            return None, False\n", "decoder", FOR_MODELS),
-    Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_MODELS),
-    Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_MODELS),
-    Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding or bert", FOR_MODELS),
+    Mutation("model: the cache overwrites its start", MODEL, "held[:, :, self.length : end] = new", "held[:, :, : new.shape[2]] = new", "cache", FOR_CACHE),
+    Mutation("model: positions start anew with a cache", MODEL, "return x + table[start : start + x.shape[1]].to(x.dtype)", "return x + table[: x.shape[1]].to(x.dtype)", "cache", FOR_CACHE),
+    Mutation("model: padding is attended to", MODEL, "            return _visible(mask), False\n", "            return None, False\n", "padding", FOR_PADDING),
     Mutation("norm: position statistics over the whole batch", NORM, "y = functional.instance_norm(x.transpose(0, 1), weight=self.weight, bias=self.bias, eps=self.eps, gain=self.gain,\n                                  mask=None if mask is None else mask.T).transpose(0, 1)", "y = functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps, gain=self.gain, mask=mask)", "position", "tests/norms/test_causal_norms.py"),
     Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/leaks/test_leaks.py"),
     Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
@@ -112,18 +115,18 @@ MUTATIONS = [
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
-    Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_TRAINER),
+    Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
     Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
-    Mutation("lab: losses behind the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_TRAINER),
+    Mutation("lab: losses after the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_RESUMED),
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
-    Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", FOR_TASKS),
-    Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", FOR_TASKS),
-    Mutation("answer: seeds not paired", ANSWER, 'pairs[name] = [(at_best[name][seed]["loss"], base[seed]["loss"]) for seed in shared]', 'pairs[name] = [(at_best[name][a]["loss"], base[b]["loss"]) for a, b in zip(shared, shared[::-1], strict=True)]', "pairing_decides or paired_one", FOR_ANSWER),
+    Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", "tests/lab/test_texts.py"),
+    Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", "tests/lab/test_own_data.py"),
+    Mutation("answer: seeds not paired", ANSWER, "pairs[name] = [(loss_of(at_best[name][seed]), loss_of(base[seed])) for seed in shared]", "pairs[name] = [(loss_of(at_best[name][a]), loss_of(base[b])) for a, b in zip(shared, shared[::-1], strict=True)]", "pairing_decides or paired_one", FOR_ANSWER),
     Mutation("answer: no correction", ANSWER, "family or len(ps), holm(ps, family)", "family or len(ps), list(ps)", "test_", FOR_ANSWER),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r["trained"] and not any(r[o] for o in ("untrained", *BROKEN))]', 'whole = [r for r in rates if r["trained"]]', "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Does a model see the future? Checked by changing later tokens and looking at earlier outputs.
 
 A norm whose statistics span tokens (Batch, Instance, Group, Power) lets a causal model read ahead: the statistic of a
-sequence knows its end. The loss then looks better than it is, and generation does not keep the promise.
+sequence knows its end. The loss then looks better than it is, and generation, where there is no future to read, is worse than the loss says.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ import statistics
 import pytest
 
 from normlab import RunUnreadable, runs
-from normlab.answer import FIELDS, answer, cell_name, collect, plain, read, write
+from normlab.answer import answer as answer_of
 from normlab.answer import numbers as counting
+from normlab.answer import read
 from normlab.lab.rates import MOST_LOST
+from normlab.runs import Grid, Refused, Summary, TrialResult, cell_name, plain, read_trials, write_summary
 
 RATES = (3e-4, 1e-3, 3e-3)
 BY_RATE = dict(zip(RATES, (0.2, 0.0, 0.05), strict=True))
@@ -48,8 +50,12 @@ def trials_of(sweep, loss=lambda norm, placement, lr: 2.3 + BY_RATE.get(lr, 0.0)
     return found
 
 
+def answer(sweep, trials, **how):
+    return answer_of(Grid.from_dict(sweep), [TrialResult.from_dict(t) for t in trials], **how)
+
+
 def cells_of(found):
-    return {c["cell"]: c for c in found.cells}
+    return {c.name: c for c in found.cells}
 
 
 def numbers(sentence):
@@ -60,15 +66,15 @@ def numbers(sentence):
 def check(found):
     """What holds for every answer."""
     json.dumps(found.to_dict(), allow_nan=False)
-    en, zh = found.verdict["en"], found.verdict["zh"]
+    en, zh = found.verdict.en, found.verdict.zh
     assert 1 <= len(en) == len(zh) <= 8
     for english, chinese in zip(en, zh, strict=True):
         assert numbers(english) == numbers(chinese), (english, chinese)
         assert english.endswith(".") and chinese.endswith("。") and not re.search("[一-鿿]", english)
-        names = [c["cell"] for c in found.cells] + [r["cell"] for r in found.refused]
+        names = [c.name for c in found.cells] + [r.name for r in found.refused]
         assert {n for n in names if n in english} == {n for n in names if n in chinese}
-    assert [c["rank"] for c in found.cells] == list(range(1, len(found.cells) + 1))
-    means = [c["mean"] for c in found.cells]
+    assert [c.rank for c in found.cells] == list(range(1, len(found.cells) + 1))
+    means = [c.mean for c in found.cells]
     assert means == sorted(means, key=lambda m: math.inf if m is None else m)
     return found
 
@@ -83,26 +89,26 @@ def test_pairing_decides_what_unpaired_seeds_would_not():
     found = check(answer(sweep, trials))
     cells = cells_of(found)
     for name, cell in cells.items():
-        assert cell["best_lr"] == 1e-3 and cell["n"] == 5
+        assert cell.best_lr == 1e-3 and cell.n == 5
         planted = effect[name.split("/")[1]]
         if planted:
-            assert cell["difference"]["decided"]
-            assert cell["difference"]["low"] < planted < cell["difference"]["high"]
-            assert cell["difference"]["seeds_needed"] is None
+            assert cell.difference.decided
+            assert cell.difference.low < planted < cell.difference.high
+            assert cell.difference.seeds_needed is None
             base = cells["layer/pre"]
-            assert cell["low"] < base["high"] and base["low"] < cell["high"]  # the cells' own intervals overlap widely
-    assert cells["layer/pre"]["difference"] is None and not cells["rms/pre"]["difference"]["decided"]
-    assert cells["rms/pre"]["difference"]["seeds_needed"] > 5
+            assert cell.low < base.high and base.low < cell.high  # the cells' own intervals overlap widely
+    assert cells["layer/pre"].difference is None and not cells["rms/pre"].difference.decided
+    assert cells["rms/pre"].difference.seeds_needed > 5
     first, second = (found.cells[i] for i in (0, 1))
-    assert {first["cell"], second["cell"]} == {"layer/deepnorm", "rms/deepnorm"}
-    assert not first["tied_with_best"] and second["tied_with_best"]
-    by = -first["difference"]["mean"]
-    low, high = -first["difference"]["high"], -first["difference"]["low"]
-    assert found.verdict["en"][0] == (
-        f"{first['cell']} beats layer/pre by {by:.4f} nats per byte (95 % interval {low:.4f} to {high:.4f}, 5 seeds), "
+    assert {first.name, second.name} == {"layer/deepnorm", "rms/deepnorm"}
+    assert not first.tied_with_best and second.tied_with_best
+    by = -first.difference.mean
+    low, high = -first.difference.high, -first.difference.low
+    assert found.verdict.en[0] == (
+        f"{first.name} beats layer/pre by {by:.4f} nats per byte (95 % interval {low:.4f} to {high:.4f}, 5 seeds), "
         "each at its best rate."
     )
-    assert any("Averaged over the other axes: placement post is worse than pre" in s for s in found.verdict["en"])
+    assert any("Averaged over the other axes: placement post is worse than pre" in s for s in found.verdict.en)
 
 
 def test_the_difference_is_the_paired_one_at_each_cells_own_best_rate():
@@ -111,10 +117,10 @@ def test_the_difference_is_the_paired_one_at_each_cells_own_best_rate():
     trials = trials_of(sweep, lambda n, p, lr: 2.0 + (lr != best[p]), noise=0.1, seed=7)
     loss = {(t["cell"], t["lr"], t["seed"]): t["loss"] for t in trials}
     expected = [loss["layer/post", 3e-4, s] - loss["layer/pre", 1e-3, s] for s in range(3)]
-    difference = cells_of(check(answer(sweep, trials)))["layer/post"]["difference"]
+    difference = cells_of(check(answer(sweep, trials)))["layer/post"].difference
     half = 4.302652729749464 * statistics.stdev(expected) / math.sqrt(3)
-    assert difference["mean"] == pytest.approx(statistics.fmean(expected))
-    assert difference["high"] == pytest.approx(statistics.fmean(expected) + half)
+    assert difference.mean == pytest.approx(statistics.fmean(expected))
+    assert difference.high == pytest.approx(statistics.fmean(expected) + half)
 
 
 @pytest.mark.parametrize("rates, seeds", [((1e-3,), 5), (RATES, 3)])
@@ -127,10 +133,10 @@ def test_chance_is_seldom_decided(rates, seeds):
     for repeat in range(repeats):
         trials = trials_of(sweep, lambda *_: 2.3, noise=0.1, shared=0.1, seed=repeat)
         found, picked = answer(sweep, trials), answer(unnamed, trials)
-        wrong["baseline"] += any(c["difference"] and c["difference"]["decided"] for c in found.cells)
-        wrong["best"] += any(not c["tied_with_best"] for c in found.cells[1:] if c["cell"] != found.baseline)
-        wrong["picked"] += any(c["difference"] and c["difference"]["decided"] for c in picked.cells)
-        assert picked.baseline == picked.cells[0]["cell"]
+        wrong["baseline"] += any(c.difference and c.difference.decided for c in found.cells)
+        wrong["best"] += any(not c.tied_with_best for c in found.cells[1:] if c.name != found.baseline)
+        wrong["picked"] += any(c.difference and c.difference.decided for c in picked.cells)
+        assert picked.baseline == picked.cells[0].name
     for count in wrong.values():
         assert count <= repeats * 0.05 + 3 * math.sqrt(repeats * 0.05 * 0.95)
 
@@ -150,12 +156,10 @@ def test_seeds_needed_is_the_first_number_that_decides_under_the_same_correction
             seen = [loss[trial["cell"], s] - loss["a/pre", s] for s in range(3)]
             distance = math.sqrt((n - 1) / n) if n % 2 == 0 else float(trial["seed"] < n - 1)  # odd: one in the middle
             trial["loss"] = 2.3 + statistics.fmean(seen) + (-1) ** trial["seed"] * distance * statistics.stdev(seen)
-        return {
-            name for name, c in cells_of(answer(wide, found)).items() if c["difference"] and c["difference"]["decided"]
-        }
+        return {name for name, c in cells_of(answer(wide, found)).items() if c.difference and c.difference.decided}
 
-    open_ = {n: c["difference"] for n, c in cells_of(answer(sweep, trials)).items() if c["difference"]}
-    needed = {name: d["seeds_needed"] for name, d in open_.items() if not d["decided"] and d["seeds_needed"] < 300}
+    open_ = {n: c.difference for n, c in cells_of(answer(sweep, trials)).items() if c.difference}
+    needed = {name: d.seeds_needed for name, d in open_.items() if not d.decided and d.seeds_needed < 300}
     assert needed
     for name, n in needed.items():
         assert n > 3 and name in decided(n) and name not in decided(n - 1)
@@ -166,8 +170,8 @@ def test_more_seeds_are_more_than_there_are():
     first = [(0.9, 0.0), (1.1, 0.0), (1.6, 0.0)]
     second = [(0.1 + (-1) ** i * 0.132, 0.0) for i in range(10)]
     found = counting.decide([first, second])
-    assert found[0]["p"] < found[1]["p"] < 0.05 < found[0]["p_holm"] == found[1]["p_holm"]
-    assert not found[1]["decided"] and found[1]["seeds_needed"] > 10
+    assert found[0].p < found[1].p < 0.05 < found[0].p_holm == found[1].p_holm
+    assert not found[1].decided and found[1].seeds_needed > 10
 
 
 def test_the_best_and_the_baseline_are_compared_once():
@@ -178,30 +182,30 @@ def test_the_best_and_the_baseline_are_compared_once():
         if trial["axes"]["norm"] in "ab":
             trial["loss"] = 1.0 - (trial["axes"]["norm"] == "b") * (0.2, 0.21, 0.245)[trial["seed"]]
     found = check(answer(sweep, trials))
-    assert found.cells[0]["cell"] == "b/pre" and found.cells[0]["difference"]["decided"]
-    assert 0.05 < 15 * found.cells[0]["difference"]["p"] < 0.15
-    assert not cells_of(found)["a/pre"]["tied_with_best"]
+    assert found.cells[0].name == "b/pre" and found.cells[0].difference.decided
+    assert 0.05 < 15 * found.cells[0].difference.p < 0.15
+    assert not cells_of(found)["a/pre"].tied_with_best
 
 
 def test_two_seeds_decide_nothing_and_say_so():
     sweep = sweep_of(seeds=2)
     trials = trials_of(sweep, lambda n, p, lr: 2.3 + (p == "post") + BY_RATE[lr])
     found = check(answer(sweep, trials))
-    difference = cells_of(found)["layer/post"]["difference"]
-    assert difference["n"] == 2 and difference["p"] == 0.0 and difference["low"] == difference["high"]
-    assert not difference["decided"] and difference["seeds_needed"] == 3
-    assert any("fewer than 3 seeds decide nothing" in s for s in found.verdict["en"])
+    difference = cells_of(found)["layer/post"].difference
+    assert difference.n == 2 and difference.p == 0.0 and difference.low == difference.high
+    assert not difference.decided and difference.seeds_needed == 3
+    assert any("fewer than 3 seeds decide nothing" in s for s in found.verdict.en)
 
 
 def test_one_seed_has_no_intervals():
     found = check(answer(sweep := sweep_of(seeds=1), trials_of(sweep, noise=0.1)))
     for cell in found.cells:
-        assert cell["n"] == 1 and cell["low"] is None and cell["high"] is None
-        if cell["difference"]:
-            assert cell["difference"]["p"] is None and cell["difference"]["seeds_needed"] is None
-            assert not cell["difference"]["decided"]
-    assert [c["tied_with_best"] for c in found.cells] == [False, True, True, True]
-    assert "With 1 seed nothing is decided: run at least 3 (--seeds)." in found.verdict["en"]
+        assert cell.n == 1 and cell.low is None and cell.high is None
+        if cell.difference:
+            assert cell.difference.p is None and cell.difference.seeds_needed is None
+            assert not cell.difference.decided
+    assert [c.tied_with_best for c in found.cells] == [False, True, True, True]
+    assert "With 1 seed nothing is decided: run at least 3 (--seeds)." in found.verdict.en
 
 
 # ---- rates -----------------------------------------------------------------------------------------------------------
@@ -213,12 +217,12 @@ def test_a_rate_with_a_broken_seed_is_never_the_best():
         trials = trials_of(sweep)
         trials[4].update(outcome=outcome, loss=9.0)  # rate 1e-3, seed 1
         (cell,) = check(answer(sweep, trials)).cells
-        assert cell["best_lr"] == 3e-3 and cell["mean"] == pytest.approx(2.35) and cell["best_at_edge"] == "high"
-        (rate,) = (r for r in cell["rates"] if r["lr"] == 1e-3)
-        assert rate["trained"] == 2 and rate[outcome] == 1 and not rate["stable"]
-        assert rate["n"] == (3 if outcome in ("collapsed", "untrained") else 2)
-        assert cell["divergence_rate"] == pytest.approx(1 / 9 if outcome in ("diverged", "collapsed") else 0)
-        assert cell["tokens_per_second"] == pytest.approx(1001.0) and cell["peak_memory"] == 9
+        assert cell.best_lr == 3e-3 and cell.mean == pytest.approx(2.35) and cell.best_at_edge == "high"
+        (rate,) = (r for r in cell.rates if r.lr == 1e-3)
+        assert rate.trained == 2 and rate.count(outcome) == 1 and not rate.stable
+        assert rate.n == (3 if outcome in ("collapsed", "untrained") else 2)
+        assert cell.divergence_rate == pytest.approx(1 / 9 if outcome in ("diverged", "collapsed") else 0)
+        assert cell.tokens_per_second == pytest.approx(1001.0) and cell.peak_memory == 9
 
 
 def test_failed_trials_are_no_part_of_the_divergence_rate():
@@ -226,7 +230,7 @@ def test_failed_trials_are_no_part_of_the_divergence_rate():
     trials = trials_of(sweep)
     trials[0].update(outcome="failed", loss=None)
     trials[8].update(outcome="diverged", loss=None)
-    assert answer(sweep, trials).cells[0]["divergence_rate"] == pytest.approx(1 / 8)
+    assert answer(sweep, trials).cells[0].divergence_rate == pytest.approx(1 / 8)
 
 
 def test_stable_means_giving_away_at_most_a_twentieth_of_the_gain():
@@ -236,10 +240,10 @@ def test_stable_means_giving_away_at_most_a_twentieth_of_the_gain():
     lost = dict(zip(rates, (0.06, 0.0, 0.0499, 0.0501, 0.01), strict=True))  # shares of the gain
     sweep = sweep_of(("layer",), ("pre",), rates)
     (cell,) = check(answer(sweep, trials_of(sweep, lambda n, p, lr: 2.0 + lost[lr] * gain))).cells
-    assert [r["stable"] for r in cell["rates"]] == [False, True, True, False, True]
-    assert cell["best_lr"] == 3e-4 and cell["largest_stable_lr"] == 1e-3 and not cell["stable_up_to_edge"]
+    assert [r.stable for r in cell.rates] == [False, True, True, False, True]
+    assert cell.best_lr == 3e-4 and cell.largest_stable_lr == 1e-3 and not cell.stable_up_to_edge
     (cell,) = answer(sweep, trials_of(sweep, lambda *_: 2.0)).cells
-    assert cell["largest_stable_lr"] == 1e-2 and cell["stable_up_to_edge"] and cell["best_at_edge"] == "low"
+    assert cell.largest_stable_lr == 1e-2 and cell.stable_up_to_edge and cell.best_at_edge == "low"
 
 
 def test_the_verdict_says_where_training_breaks_and_where_the_grid_ends():
@@ -250,29 +254,27 @@ def test_the_verdict_says_where_training_breaks_and_where_the_grid_ends():
 
     sweep = sweep_of(placements=("pre", "post", "none"))
     found = check(answer(sweep, trials_of(sweep, loss)))
-    en = " ".join(found.verdict["en"])
+    en = " ".join(found.verdict.en)
     assert "Training breaks above 0.0003: layer/post, rms/post. No rate trained every seed: layer/none, rms/none." in en
     assert "widen --lr): lowest rate: layer/post, rms/post; highest rate: layer/pre, rms/pre." in en
     cells = cells_of(found)
-    assert cells["layer/post"]["largest_stable_lr"] == 3e-4 and cells["layer/post"]["divergence_rate"] == pytest.approx(
-        2 / 3
-    )
+    assert cells["layer/post"].largest_stable_lr == 3e-4 and cells["layer/post"].divergence_rate == pytest.approx(2 / 3)
     none = cells["layer/none"]
-    assert none["mean"] is None and none["best_lr"] is None and none["n"] == 0 and none["largest_stable_lr"] is None
-    assert none["difference"] is None and not none["tied_with_best"] and none["rank"] >= 5
+    assert none.mean is None and none.best_lr is None and none.n == 0 and none.largest_stable_lr is None
+    assert none.difference is None and not none.tied_with_best and none.rank >= 5
 
 
 def test_a_single_rate_is_no_search():
     found = check(answer(sweep := sweep_of(rates=(1e-3,)), trials_of(sweep, noise=0.01)))
-    assert all(c["best_at_edge"] is None and c["stable_up_to_edge"] for c in found.cells)
-    assert any(s.startswith("One rate only, 0.001:") for s in found.verdict["en"])
+    assert all(c.best_at_edge is None and c.stable_up_to_edge for c in found.cells)
+    assert any(s.startswith("One rate only, 0.001:") for s in found.verdict.en)
 
 
 @pytest.mark.parametrize("target, steps", [(3.0, 100), (2.8, 100), (2.6, 140), (2.3, 200), (2.2, None)])
 def test_steps_to_the_target_are_interpolated(target, steps):
     sweep = sweep_of(("layer",), ("pre",))
     (cell,) = answer(sweep, trials_of(sweep), target_loss=target).cells
-    assert cell["steps_to_target"] == (None if steps is None else pytest.approx(steps))
+    assert cell.steps_to_target == (None if steps is None else pytest.approx(steps))
 
 
 def test_the_target_is_the_baselines_mean_and_the_mean_curve_must_reach_it():
@@ -280,12 +282,12 @@ def test_the_target_is_the_baselines_mean_and_the_mean_curve_must_reach_it():
     trials = trials_of(sweep, lambda n, p, lr: 2.3 - 0.25 * (p == "post") + BY_RATE[lr])
     found = answer(sweep, trials)
     assert found.target_loss == pytest.approx(2.3)
-    assert cells_of(found)["layer/post"]["steps_to_target"] == pytest.approx(150)
+    assert cells_of(found)["layer/post"].steps_to_target == pytest.approx(150)
     for trial in trials:
         if trial["cell"] == "layer/post" and trial["lr"] == 1e-3 and trial["seed"] == 2:
             trial["curve"] = [[100, 2.9], [200, 3.1]]
-    assert cells_of(answer(sweep, trials))["layer/post"]["steps_to_target"] is None
-    assert cells_of(answer(sweep, trials))["layer/pre"]["steps_to_target"] == pytest.approx(200), "its own end"
+    assert cells_of(answer(sweep, trials))["layer/post"].steps_to_target is None
+    assert cells_of(answer(sweep, trials))["layer/pre"].steps_to_target == pytest.approx(200), "its own end"
 
 
 # ---- sweeps that are not whole ---------------------------------------------------------------------------------------
@@ -299,30 +301,30 @@ def test_pairs_are_over_the_seeds_both_have():
             trial.update(outcome="failed", loss=None, error="MemoryError: 3 GB. ")
     partial = [t for t in trials if (t["cell"], t["seed"]) != ("layer/pre", 0)]
     found = check(answer(sweep, partial))
-    difference = cells_of(found)["layer/post"]["difference"]
+    difference = cells_of(found)["layer/post"].difference
     loss = {(t["cell"], t["seed"]): t["loss"] for t in trials}
-    assert not found.complete and difference["n"] == 3
-    assert difference["mean"] == pytest.approx(
+    assert not found.complete and difference.n == 3
+    assert difference.mean == pytest.approx(
         statistics.fmean(loss["layer/post", s] - loss["layer/pre", s] for s in (1, 2, 3))
     )
-    assert found.verdict["en"][0].startswith(
+    assert found.verdict.en[0].startswith(
         "Partial answer: 9 of 10 trials have ended, 1 failed (layer-post-lr0.001-seed4: Mem"
     )
-    assert not cells_of(found)["layer/post"]["rates"][0]["stable"]
+    assert not cells_of(found)["layer/post"].rates[0].stable
 
 
 def test_seeds_apart_leave_no_difference():
     sweep = sweep_of(norms=("layer",), rates=(1e-3,), seeds=4)
     trials = [t for t in trials_of(sweep) if (t["seed"] < 2) == (t["cell"] == "layer/pre")]
     found = check(answer(sweep, trials))
-    assert all(c["difference"] is None and c["n"] == 2 for c in found.cells) and found.cells[1]["tied_with_best"]
+    assert all(c.difference is None and c.n == 2 for c in found.cells) and found.cells[1].tied_with_best
 
 
 def test_a_rate_with_fewer_seeds_waits_for_the_others():
     sweep = sweep_of(("layer",), ("pre",))
     trials = [t for t in trials_of(sweep) if t["lr"] != 1e-3 or t["seed"] == 0]
     (cell,) = check(answer(sweep, trials)).cells
-    assert cell["best_lr"] == 3e-3 and [r["stable"] for r in cell["rates"]] == [False, True, True]
+    assert cell.best_lr == 3e-3 and [r.stable for r in cell.rates] == [False, True, True]
 
 
 def test_a_lower_mean_over_other_seeds_is_not_sold_as_a_lead():
@@ -332,8 +334,8 @@ def test_a_lower_mean_over_other_seeds_is_not_sold_as_a_lead():
     for trial in trials:
         trial["loss"] += trial["seed"] + (trial["cell"] == "layer/post") * (0.1 + 0.001 * trial["seed"])
     found = check(answer(sweep, [t for t in trials if t["cell"] == "layer/pre" or t["seed"] < 3]))
-    assert found.cells[0]["cell"] == "layer/post" and found.cells[0]["difference"]["mean"] > 0
-    text = " ".join(found.verdict["en"])
+    assert found.cells[0].name == "layer/post" and found.cells[0].difference.mean > 0
+    text = " ".join(found.verdict.en)
     assert "beats" not in text and "Decidedly worse than layer/pre: layer/post +0.1" in text
 
 
@@ -350,31 +352,29 @@ def test_any_part_of_a_sweep_has_an_answer(count):
 def test_nothing_finished_everything_broken_everything_failed():
     sweep = sweep_of()
     none = check(answer(sweep, []))
-    assert none.verdict["en"] == ["No trial has ended: there is nothing to compare."] and not none.complete
-    assert none.baseline == "layer/pre" and none.target_loss is None and none.cells[0]["divergence_rate"] is None
+    assert none.verdict.en == ("No trial has ended: there is nothing to compare.",) and not none.complete
+    assert none.baseline == "layer/pre" and none.target_loss is None and none.cells[0].divergence_rate is None
     broken = check(answer(sweep, trials_of(sweep, lambda *_: "diverged")))
-    assert broken.complete and broken.verdict["en"] == [
+    assert broken.complete and list(broken.verdict.en) == [
         "No cell trained with every seed at any rate: of 36 trials 36 diverged or collapsed, 0 were still falling; lower --lr."
     ]
     short = check(answer(sweep, trials_of(sweep, lambda n, p, lr: "untrained" if lr < 3e-3 else "collapsed")))
-    assert short.complete and [c["divergence_rate"] for c in short.cells] == pytest.approx([1 / 3] * 4)
-    assert short.verdict["en"] == [
+    assert short.complete and [c.divergence_rate for c in short.cells] == pytest.approx([1 / 3] * 4)
+    assert list(short.verdict.en) == [
         "No cell trained with every seed at any rate: of 36 trials 12 diverged or collapsed, 24 were still falling; lower --lr, "
         "give more --steps."
     ]
     slow = check(answer(sweep, trials_of(sweep, lambda n, p, lr: "untrained" if p == "post" else 2.3)))
-    assert (
-        "No rate trained every seed: layer/post, rms/post (losses still falling: more --steps)." in slow.verdict["en"]
-    )
-    assert not any("breaks" in s or "failed" in s for s in slow.verdict["en"])
+    assert "No rate trained every seed: layer/post, rms/post (losses still falling: more --steps)." in slow.verdict.en
+    assert not any("breaks" in s or "failed" in s for s in slow.verdict.en)
     failed = check(answer(sweep, [{**t, "error": "ImportError: x"} for t in trials_of(sweep, lambda *_: "failed")]))
-    assert not failed.complete and len(failed.verdict["en"]) == 1 and "36 failed" in failed.verdict["en"][0]
+    assert not failed.complete and len(failed.verdict.en) == 1 and "36 failed" in failed.verdict.en[0]
 
 
 def test_one_cell_is_described_not_compared():
     found = check(answer(sweep := sweep_of(("layer",), ("pre",)), trials_of(sweep, noise=0.01)))
-    assert len(found.verdict["en"]) == 1 and found.verdict["en"][0].startswith("layer/pre has a mean of 2.")
-    assert found.cells[0]["difference"] is None and not found.cells[0]["tied_with_best"]
+    assert len(found.verdict.en) == 1 and found.verdict.en[0].startswith("layer/pre has a mean of 2.")
+    assert found.cells[0].difference is None and not found.cells[0].tied_with_best
 
 
 def test_the_baseline_may_be_named_missing_broken_or_refused():
@@ -383,19 +383,18 @@ def test_the_baseline_may_be_named_missing_broken_or_refused():
         t for t in trials_of(sweep, lambda n, p, lr: "diverged" if n == "rms" and p == "post" else 2.3, noise=0.01)
     ]
     found = check(answer(sweep, trials))
-    assert {c["cell"] for c in found.cells} == {"layer/post", "rms/pre", "rms/post"} and found.complete
-    assert found.baseline == found.cells[0]["cell"] and len(found.trials) == 27
-    assert found.refused == [
-        {"cell": "layer/pre", "axes": {"norm": "layer", "placement": "pre"}, "reason": "cannot be built."}
-    ]
-    assert "Refused: layer/pre (cannot be built)." in found.verdict["en"]
+    assert {c.name for c in found.cells} == {"layer/post", "rms/pre", "rms/post"} and found.complete
+    assert found.baseline == found.cells[0].name and len(found.trials) == 27
+    assert found.refused == (Refused(axes={"norm": "layer", "placement": "pre"}, reason="cannot be built."),)
+    assert found.refused[0].to_dict()["cell"] == found.refused[0].name == "layer/pre"
+    assert "Refused: layer/pre (cannot be built)." in found.verdict.en
     assert check(answer(sweep, trials, baseline="rms/pre")).baseline == "rms/pre"
     broken = check(answer(sweep, trials, baseline="rms/post"))
     assert (
-        all(c["difference"] is None for c in broken.cells)
-        and "; rms/post has none to compare with" in broken.verdict["en"][0]
+        all(c.difference is None for c in broken.cells)
+        and "; rms/post has none to compare with" in broken.verdict.en[0]
     )
-    assert broken.cells[1]["tied_with_best"]
+    assert broken.cells[1].tied_with_best
     with pytest.raises(ValueError, match="Did you mean 'rms/pre'"):
         answer(sweep, trials, baseline="rms/pro")
 
@@ -409,8 +408,8 @@ def test_many_cells_are_summarised():
         return 2.3 + BY_RATE[lr] + 0.3 * (placement == "p3") + 0.0001 * int(norm[1:])
 
     found = check(answer(sweep, trials_of(sweep, loss, noise=0.01)))
-    assert max(len(s) for s in found.verdict["en"]) < 450
-    assert any("Undecided" in s and " more;" in s for s in found.verdict["en"])
+    assert max(len(s) for s in found.verdict.en) < 450
+    assert any("Undecided" in s and " more;" in s for s in found.verdict.en)
 
 
 def test_marginal_statements_only_over_a_whole_grid_and_over_seeds_not_cells():
@@ -419,16 +418,16 @@ def test_marginal_statements_only_over_a_whole_grid_and_over_seeds_not_cells():
 
     sweep = sweep_of(norms=("a", "b", "c"), seeds=4)
     trials = trials_of(sweep, loss, noise=0.02, seed=2)
-    (said,) = (s for s in check(answer(sweep, trials)).verdict["en"] if s.startswith("Averaged"))
+    (said,) = (s for s in check(answer(sweep, trials)).verdict.en if s.startswith("Averaged"))
     assert said.count("4 seeds") == 1 and "placement post is worse than pre by 0.2" in said and "norm" not in said
     for part in (trials[1:], [{**t, "outcome": "diverged"} if t["cell"] == "c/post" else t for t in trials]):
-        assert not any(s.startswith("Averaged") for s in check(answer(sweep, part)).verdict["en"])
+        assert not any(s.startswith("Averaged") for s in check(answer(sweep, part)).verdict.en)
     # An effect of the seed on a placement, the same under every norm: six cells do not make it twelve draws.
     for trial in trials:
         trial["loss"] = (
             2.3 + 0.5 * (trial["axes"]["placement"] == "post") * (-1) ** trial["seed"] + BY_RATE[trial["lr"]]
         )
-    assert not any(s.startswith("Averaged") for s in check(answer(sweep, trials)).verdict["en"])
+    assert not any(s.startswith("Averaged") for s in check(answer(sweep, trials)).verdict.en)
 
 
 def test_numbers_that_json_lacks_and_results_that_are_none():
@@ -438,10 +437,8 @@ def test_numbers_that_json_lacks_and_results_that_are_none():
     trials[1].update(outcome="exploded")
     trials[2].update(train_loss="nan", curve=[[100, math.nan], [200, 2.3]])
     found = check(answer(sweep, [*trials, {**trials[0], "cell": "of/another/sweep"}]))
-    assert [t["outcome"] for t in found.trials] == ["failed", "failed", "trained", "trained"] and found.blind is None
-    assert (
-        found.trials[2]["train_loss"] is None and found.trials[2]["curve"] == [[200, 2.3]] and found.cells[0]["n"] == 2
-    )
+    assert [t.outcome for t in found.trials] == ["failed", "failed", "trained", "trained"] and found.blind is None
+    assert found.trials[2].train_loss is None and found.trials[2].curve == ((200, 2.3),) and found.cells[0].n == 2
 
 
 # ---- on disk ---------------------------------------------------------------------------------------------------------
@@ -471,7 +468,7 @@ def test_a_sweep_is_read_from_its_folder(tmp_path):
     found = check(read(on_disk(tmp_path / "sweep", stored, trials)))
     expected = answer(sweep, [{**t, "folder": f"trials/{t['name']}"} for t in trials])
     assert found.to_dict() == expected.to_dict() and found.unit == "nats per byte" and found.blind == 3.3
-    assert list(found.trials[0])[: len(FIELDS)] == list(FIELDS)
+    assert Summary.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_what_cannot_be_read_is_missing(tmp_path):
@@ -488,18 +485,18 @@ def test_what_cannot_be_read_is_missing(tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     (folder / "trials" / "stray.txt").write_text("not a run")
     found = check(read(folder))
-    assert [t["name"] for t in found.trials] == names[8:] and not found.complete
+    assert [t.name for t in found.trials] == names[8:] and not found.complete
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(RunUnreadable, match="holds no sweep"):
-        collect(tmp_path)
+        read_trials(tmp_path)
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(RunUnreadable, match="not valid JSON"):
-        collect(tmp_path)
+        read_trials(tmp_path)
     (tmp_path / "sweep.json").write_text(json.dumps({"schema": "normlab.sweep/2"}))
     with pytest.raises(RunUnreadable, match=r"has schema 'normlab.sweep/2', this version reads 'normlab.sweep/1'"):
-        collect(tmp_path)
+        read_trials(tmp_path)
 
 
 def test_further_axes_and_the_names_of_cells(tmp_path):
@@ -513,10 +510,10 @@ def test_further_axes_and_the_names_of_cells(tmp_path):
         for n in (2, 4) for s in range(3)
     ]  # fmt: skip
     found = check(read(on_disk(tmp_path / "sweep", sweep, trials)))
-    assert found.baseline == "layer/2" and cells_of(found)["layer/4"]["difference"]["mean"] == pytest.approx(0.22)
+    assert found.baseline == "layer/2" and cells_of(found)["layer/4"].difference.mean == pytest.approx(0.22)
     alone = {**sweep, "base": {"lr": 1e-3, "seed": 0}, "axes": {}, "baseline": {}}
     (cell,) = check(answer(alone, [{**trials[0], "cell": "all", "axes": {}}])).cells
-    assert cell["cell"] == "all" and cell["mean"] == pytest.approx(2.2)
+    assert cell.name == "all" and cell.mean == pytest.approx(2.2)
 
 
 def test_what_is_written_is_the_answer(tmp_path):
@@ -524,7 +521,7 @@ def test_what_is_written_is_the_answer(tmp_path):
     trials = trials_of(sweep, lambda n, p, lr: "diverged" if n + p == "rmspost" else 2.3 + BY_RATE[lr], noise=0.02)
     found = answer(sweep, trials)
     for _ in range(2):  # the second replaces the first
-        write(tmp_path, found)
+        write_summary(tmp_path, found)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cells.csv", "summary.json", "trials.csv"]
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary == found.to_dict() and "\\u" not in (tmp_path / "summary.json").read_text(encoding="utf-8")
@@ -551,12 +548,12 @@ def test_what_is_written_is_the_answer(tmp_path):
         assert not any("{" in value or "[" in value for row in tables[name] for value in row.values())
     assert len(tables["trials"]) == 36 and len(tables["cells"]) == 4
     for row, trial in zip(tables["trials"], found.trials, strict=True):
-        assert row["norm"] == trial["axes"]["norm"] and row["name"] == trial["name"] and "curve" not in row
-        assert row["loss"] == ("" if trial["loss"] is None else str(trial["loss"]))
+        assert row["norm"] == trial.axes["norm"] and row["name"] == trial.name and "curve" not in row
+        assert row["loss"] == ("" if trial.loss is None else str(trial.loss))
     for row, cell in zip(tables["cells"], found.cells, strict=True):
-        assert row["placement"] == cell["axes"]["placement"] and int(row["rank"]) == cell["rank"] and "rates" not in row
-        assert row["difference_p"] == (str(cell["difference"]["p"]) if cell["difference"] else "")
-    write(tmp_path, answer(sweep, []))
+        assert row["placement"] == cell.axes["placement"] and int(row["rank"]) == cell.rank and "rates" not in row
+        assert row["difference_p"] == (str(cell.difference.p) if cell.difference else "")
+    write_summary(tmp_path, answer(sweep, []))
     assert (tmp_path / "trials.csv").read_text().startswith("name,cell,lr,seed,outcome,")
 
 
@@ -565,8 +562,8 @@ def test_a_value_may_be_called_nan():
     sweep = sweep_of(norms=("nan", "layer"))
     trials = trials_of(sweep, lambda n, p, lr: 2.3 + BY_RATE[lr])
     found = answer(sweep, trials)
-    assert found.complete and cells_of(found)["nan/pre"]["n"] == cells_of(found)["layer/pre"]["n"] > 0
-    assert found.trials[0]["axes"]["norm"] == "nan"
+    assert found.complete and cells_of(found)["nan/pre"].n == cells_of(found)["layer/pre"].n > 0
+    assert found.trials[0].axes["norm"] == "nan"
 
 
 def test_close_numbers_have_names_of_their_own():

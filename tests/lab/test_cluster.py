@@ -21,8 +21,7 @@ import pytest
 from normlab.lab import Experiment, Pool, StorageFailed, Sweep, plan, run
 from normlab.lab.cluster import Cluster
 from normlab.lab.pool import RETRIES
-from normlab.lab.sweep import TRIALS
-from normlab.runs import Run
+from normlab.runs import TRIALS, Result, Run
 
 ray = pytest.importorskip("ray")
 
@@ -129,14 +128,14 @@ def wait_for(happened: Callable[[], bool]) -> None:
 class Told(list):
     """What an engine said."""
 
-    def __call__(self, kind, trial, detail):
-        self.append((kind, trial.name, detail))
+    def __call__(self, kind, trial, message):
+        self.append((kind, trial.name, message))
 
     def names(self, kind: str) -> list[str]:
         return sorted(name for told, name, _ in self if told == kind)
 
-    def results(self) -> dict[str, dict]:
-        return {name: detail["result"] for kind, name, detail in self if kind == "ended"}
+    def results(self) -> dict[str, Result]:
+        return {name: message.result for kind, name, message in self if kind == "ended"}
 
 
 def ran(sweep: Sweep, folder: Path, engine) -> Told:
@@ -204,7 +203,7 @@ def test_the_same_bits_as_the_local_engine(locally, on_nodes):
     assert told.names("started") == told.names("ended") == names
     assert told.names("lost") == []
     for name, result in told.results().items():
-        assert result == Run(folder / TRIALS / name).info["result"]
+        assert result.to_dict() == Run(folder / TRIALS / name).info["result"]
 
 
 def test_text_goes_along_and_keeps_its_names(on_nodes):
@@ -251,16 +250,16 @@ def test_code_that_raises_or_kills_its_worker_costs_its_own_trials(connection, t
     good, raising, dying = (t.name for t in sweep.trials())
     results = told.results()
     assert sorted(results) == sorted([good, raising, dying])
-    assert results[good]["outcome"] in ("trained", "untrained", "collapsed") and results[good]["steps"] == 7
+    assert results[good].outcome in ("trained", "untrained", "collapsed") and results[good].steps == 7
     # The code came along with what it imports: names without a folder are what a run holds for paths on a node.
     error = "LookupError: cluster_test_factories.py and cluster_test_neighbour.py"
-    assert results[raising] == {"outcome": "failed", "error": error}
+    assert results[raising] == Result(outcome="failed", error=error)
     info = Run(folder / TRIALS / raising).info
     assert info["status"] == "failed" and "LookupError" in info["traceback"]
-    assert results[dying]["outcome"] == "failed" and f"{RETRIES + 1} times" in results[dying]["error"]
+    assert results[dying].outcome == "failed" and f"{RETRIES + 1} times" in results[dying].error
     assert (tmp_path / "deaths").read_text() == "x" * (RETRIES + 1)
     assert told.names("lost") == [dying] * RETRIES
-    assert Run(folder / TRIALS / dying).info["result"] == results[dying]
+    assert Run(folder / TRIALS / dying).info["result"] == results[dying].to_dict()
     places = [Path(p.read_text()) for p in tmp_path.glob("place-*")]
     assert len(places) >= RETRIES + 1
     for place in places:
@@ -281,8 +280,8 @@ def test_ctrl_c_stops_and_keeps_what_is_finished(connection, tmp_path):
     sweep = own_sweep(tmp_path, ["layer", "endless"], seeds=5)
     told = Told()
 
-    def notify(kind, trial, detail):
-        told(kind, trial, detail)
+    def notify(kind, trial, message):
+        told(kind, trial, message)
         if kind == "ended":
             wait_for((tmp_path / "here").exists)
             raise KeyboardInterrupt

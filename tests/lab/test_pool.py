@@ -14,7 +14,7 @@ from normlab.lab import Experiment, Pool, Sweep, train
 from normlab.lab import pool as pool_module
 from normlab.lab.pool import WorkerFailed
 from normlab.lab.sweep import Trial
-from normlab.runs import Run
+from normlab.runs import Result, Run
 
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 31}
 TINY = Experiment(steps=9, batch_size=3, held_out=5, evaluations=2, watch="none", model=MODEL)
@@ -74,17 +74,17 @@ class Heard:
 
     def __init__(self, react=lambda *_: None):
         self.kinds: list[tuple[str, str]] = []
-        self.results: dict[str, dict] = {}
+        self.results: dict[str, Result] = {}
         self.lost: list[str] = []
         self.react = react
 
-    def __call__(self, kind, trial, detail):
+    def __call__(self, kind, trial, message):
         self.kinds.append((kind, trial.name))
         if kind == "ended":
-            self.results[trial.name] = detail["result"]
+            self.results[trial.name] = message.result
         if kind == "lost":
-            self.lost.append(detail["reason"])
-        self.react(kind, trial, detail)
+            self.lost.append(message.reason)
+        self.react(kind, trial, message)
 
 
 def pid_of(folder: Path, trial: Trial) -> int:
@@ -114,12 +114,13 @@ def test_results_are_those_of_one_process_bit_for_bit_and_workers_stay(tmp_path)
     trials = trials_of(TINY, norm=["layer", "rms", "batch"], lr=[1e-3, 1e-2], seed=[0, 1])
     heard = Heard()
     Pool(2).run(tmp_path, trials, heard)
-    assert heard.results.keys() == {t.name for t in trials} and len(heard.kinds) == 2 * len(trials)
+    told = [kind for kind, _ in heard.kinds if kind != "step"]  # steps are told of as time passes
+    assert heard.results.keys() == {t.name for t in trials} and len(told) == 2 * len(trials)
     pids = {pid_of(tmp_path, t) for t in trials}
     assert len(pids) == 2 and os.getpid() not in pids and all(gone(p) for p in pids)
     for trial in trials[:3]:
         alone = train(trial.experiment, tmp_path / "alone" / trial.name)
-        assert {k: heard.results[trial.name][k] for k in EXACT} == {k: alone[k] for k in EXACT}
+        assert [getattr(heard.results[trial.name], k) for k in EXACT] == [getattr(alone, k) for k in EXACT]
         assert curve(tmp_path / "trials" / trial.name) == curve(tmp_path / "alone" / trial.name)
         assert len(curve(tmp_path / "alone" / trial.name)) == TINY.steps
 
@@ -129,7 +130,7 @@ def test_what_the_users_code_prints_reads_or_raises_stays_apart(tmp_path, mine, 
     trials = trials_of(mine, norm=["good", "reads", "raises"], seed=[0, 1])
     heard = Heard()
     Pool(1).run(tmp_path, trials, heard)
-    outcomes = {name: r["outcome"] for name, r in heard.results.items()}
+    outcomes = {name: r.outcome for name, r in heard.results.items()}
     assert {n: o for n, o in outcomes.items() if "raises" not in n} == {
         f"{norm}-lr0.001-seed{seed}": outcomes["good-lr0.001-seed0"] for norm in ("good", "reads") for seed in (0, 1)
     }
@@ -137,7 +138,7 @@ def test_what_the_users_code_prints_reads_or_raises_stays_apart(tmp_path, mine, 
     assert len({pid_of(tmp_path, t) for t in trials}) == 1  # raising cost no worker
     for seed in (0, 1):
         name = f"raises-lr0.001-seed{seed}"
-        assert heard.results[name] == {"outcome": "failed", "error": "ArithmeticError: no such model"}
+        assert heard.results[name] == Result(outcome="failed", error="ArithmeticError: no such model")
         info = Run(tmp_path / "trials" / name).info
         assert info["status"] == "failed" and "mine.py" in info["traceback"]
     shown = capfd.readouterr()
@@ -150,11 +151,11 @@ def test_a_factory_that_ends_its_process_fails_its_trial_and_no_other(tmp_path, 
     heard = Heard()
     Pool(2).run(tmp_path, trials, heard)
     leaves, exits, good = (heard.results[t.name] for t in trials)
-    assert leaves["outcome"] == "failed" and "ended 2 times, last with exit code 3" in leaves["error"]
-    assert exits["outcome"] == "failed" and good["outcome"] != "failed"
+    assert leaves.outcome == "failed" and "ended 2 times, last with exit code 3" in leaves.error
+    assert exits.outcome == "failed" and good.outcome != "failed"
     for trial in trials[:2]:
         info = Run(tmp_path / "trials" / trial.name).info
-        assert info["status"] == "failed" and info["result"]["error"] == heard.results[trial.name]["error"]
+        assert info["status"] == "failed" and info["result"]["error"] == heard.results[trial.name].error
 
 
 def test_a_killed_worker_costs_nothing_that_was_saved_and_three_fail_the_trial(tmp_path, mine):
@@ -163,10 +164,11 @@ def test_a_killed_worker_costs_nothing_that_was_saved_and_three_fail_the_trial(t
     Pool(2, checkpoint_seconds=0).run(tmp_path, trials, heard)
     once, always, good = (heard.results[t.name] for t in trials)
     disturbed, _, undisturbed = (tmp_path / "trials" / t.name for t in trials)
-    assert {k: once[k] for k in EXACT} == {k: good[k] for k in EXACT}  # both have the same weights, data and dropout
+    for name in EXACT:
+        assert getattr(once, name) == getattr(good, name)  # both have the same weights, data and dropout
     assert curve(disturbed) == curve(undisturbed) and [s for s, _ in curve(undisturbed)] == list(range(1, 12))
     assert [e["note"] for e in Run(disturbed).events() if e["event"] == "resumed"] == ["from step 5"]
-    assert always["outcome"] == "failed" and "ended 3 times" in always["error"] and "SIGKILL" in always["error"]
+    assert always.outcome == "failed" and "ended 3 times" in always.error and "SIGKILL" in always.error
     assert Run(tmp_path / "trials" / trials[1].name).info["status"] == "failed"
     assert len(heard.lost) == 1 + 2 and all("last checkpoint" in reason for reason in heard.lost)
 
@@ -183,7 +185,7 @@ def test_workers_killed_when_idle_or_between_two_trials(tmp_path, mine):
     heard = Heard(react)
     Pool(2).run(tmp_path, [trials[0], trials[1], trials[2], trials[3]], heard)
     assert len(set(killed)) == 2 and heard.results.keys() == {t.name for t in trials}
-    assert all(r["outcome"] != "failed" for r in heard.results.values())
+    assert all(r.outcome != "failed" for r in heard.results.values())
 
 
 def test_an_exception_of_the_caller_saves_what_runs_and_ends_the_workers(tmp_path, mine):
@@ -200,8 +202,8 @@ def test_an_exception_of_the_caller_saves_what_runs_and_ends_the_workers(tmp_pat
     saved = [step for step, _ in curve(folder)]
     assert saved == list(range(1, len(saved) + 1)) and (folder / "checkpoint.safetensors").exists()
 
-    def stop_later(kind, _, detail):
-        if kind == "step" and detail["step"] > saved[-1]:
+    def stop_later(kind, _, message):
+        if kind == "step" and message.step > saved[-1]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -239,5 +241,5 @@ def test_an_orphaned_worker_of_a_killed_sweep_is_waited_for(tmp_path, mine):
         Pool(1).run(tmp_path, [trial], heard)
     finally:
         os.waitpid(holder, 0)
-    assert heard.results[trial.name]["outcome"] != "failed" and len(curve(folder)) == 11
+    assert heard.results[trial.name].outcome != "failed" and len(curve(folder)) == 11
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"

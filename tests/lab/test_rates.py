@@ -8,8 +8,10 @@ from itertools import repeat
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import normlab
 from normlab import cli
 from normlab.lab import Experiment
 from normlab.lab.parts import parts_of
@@ -88,6 +90,26 @@ def test_bad_arguments_and_data_that_end_early_are_refused():
         lr_range(Bowl(), bowl_loss, lambda seed: iter([None] * 3), steps=5)
 
 
+def test_twelve_layers_of_post_norm_never_see_the_token_before_them_and_deepnorms_do():
+    """The short form of the next test: each token's answer follows from the token alone, log 13 is the loss of a guess."""
+
+    def batches(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return iter(lambda: torch.randint(13, (8, 7), generator=generator), None)
+
+    def loss_of(model, tokens):
+        return F.cross_entropy(model(tokens).flatten(0, 1), ((5 * tokens + 3) % 13).flatten())
+
+    def best(placement):
+        sizes = {"dim": 16, "num_heads": 1, "num_layers": 12, "ffn_dim": 32, "vocab_size": 13, "max_length": 8}
+        make = lambda: normlab.build(architecture="decoder", placement=placement, **sizes)  # noqa: E731
+        found = lr_range(make, loss_of, batches, lowest=3e-3, highest=3e-2, steps=30, seeds=1, halvings=0)
+        return found.brackets[0].best_loss
+
+    assert best("post") > 0.95 * math.log(13) and best("deepnorm") < 0.1 * math.log(13)
+
+
+@pytest.mark.nightly
 def test_post_norm_of_twelve_layers_reaches_no_more_than_frequencies_at_any_rate_and_deepnorm_does():
     """Without warm-up; the entropy of single bytes of this text is 3.26 nats."""
 

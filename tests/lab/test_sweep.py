@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from normlab import RunUnreadable
-from normlab.lab import Experiment, Plan, Sweep, checked, plan, run
+from normlab.lab import Experiment, Message, Plan, Sweep, checked, plan, run
 from normlab.lab.batches import shares
 from normlab.lab.parts import task_of
 from normlab.lab.sweep import check_folder, duration, finished
-from normlab.runs import Writer
+from normlab.runs import Result, Writer
 
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 31}
 TINY = Experiment(steps=7, batch_size=3, held_out=5, evaluations=2, watch="none", model=MODEL)
@@ -35,7 +35,7 @@ class Recorded:
             self.ran.append(trial.name)
             writer = Writer(folder / "trials" / trial.name, {"experiment": trial.experiment.to_dict()}, again=True)
             writer.close("finished", result={"outcome": "trained", "loss": 1.5})
-            notify("ended", trial, {"result": {"outcome": "trained"}})
+            notify("ended", trial, Message(result=Result(outcome="trained")))
 
 
 def quiet(*_):
@@ -127,7 +127,7 @@ def test_the_baseline_is_the_first_cell_or_the_named_one():
 def test_a_cell_that_cannot_be_built_is_refused_with_its_reason_and_the_rest_runs(tmp_path):
     sweep = checked(Sweep(base=TINY, axes={"norm": ["instance", "layer", "rms"], "placement": ["pre"], "seed": [0, 1]}))
     (refused,) = sweep.refused
-    assert refused["axes"] == {"norm": "instance", "placement": "pre"} and "causal" in refused["reason"]
+    assert refused.axes == {"norm": "instance", "placement": "pre"} and "causal" in refused.reason
     assert sweep.baseline == {"norm": "layer", "placement": "pre"}  # the first that can be built
     engine = Recorded()
     planned = plan(sweep, tmp_path / "s", 1, estimate=False)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import datetime
 import gc
-import hashlib
 import importlib.util
-import json
 import math
 import os
 import re
@@ -20,62 +17,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from task_cases import Table, by_hand, digest, rows, seen_in_training
 from torch import nn
 
 import normlab
 from normlab.lab import tasks
-from normlab.lab.tasks import TASKS, Batch, OwnTask, builtin, find_task, own, table
+from normlab.lab.tasks import TASKS, Batch, builtin, find_task, table
 
 needs_sklearn = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 NAMES = [pytest.param(name, marks=needs_sklearn) if name == "digits" else name for name in TASKS]
 every_task = pytest.mark.parametrize("name", NAMES)
 
 
-class Table(nn.Module):
-    """Scores looked up by the last argument's ids: a model whose every output is known."""
-
-    def __init__(self, vocabulary=7, classes=5):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(vocabulary, classes))
-
-    def forward(self, tokens):
-        return self.weight[tokens]
-
-
-def digest(batches):
-    found = hashlib.sha256()
-    for batch in batches:
-        for name, values in sorted(batch.arguments.items()):
-            found.update(name.encode() + str((values.dtype, tuple(values.shape))).encode() + values.numpy().tobytes())
-        found.update(batch.targets.numpy().tobytes())
-    return found.hexdigest()
-
-
-def seen_in_training(task, key, passes=1, seed=3):
-    """Keys of everything that is drawn in about ``passes`` passes."""
-    size = 211
-    steps = range(1, 2 + passes * task.num_training // size)
-    return {found for step in steps for found in key(task.batch(seed, step, size))}
-
-
-def rows(values):
-    return [bytes(row) for row in values.flatten(1).to(torch.uint8).numpy()]
-
-
 # ---- losses ----------------------------------------------------------------------------------------------------------
-
-
-def by_hand(model, tokens, targets):
-    """Loss and hits of every target that is asked, one after the other, in Python floats."""
-    found = []
-    for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
-        pairs = [(t, w) for t, w in zip(row, wanted, strict=True) if w != -100]
-        of_row = []
-        for token, want in pairs:
-            scores = model.weight[token].tolist()
-            of_row.append((math.log(sum(map(math.exp, scores))) - scores[want], scores.index(max(scores)) == want))
-        found.append(of_row)
-    return found
 
 
 def test_loss_and_scores_are_those_of_a_loop_and_skip_what_is_not_asked():
@@ -242,183 +196,6 @@ def test_what_is_asked_wrongly_is_refused_in_words():
         task.held_out(4, 0)
 
 
-# ---- text ------------------------------------------------------------------------------------------------------------
-
-
-def windows_in(batch):
-    """(first, behind the last) place of every window, its targets included, in a file that tells places."""
-    found = []
-    for window in torch.cat((batch.arguments["tokens"][:, :1], batch.targets), 1).tolist():
-        mark = window.index(0x80)
-        start = 4 * (window[mark + 1] * 127 + window[mark + 2]) - mark
-        found.append((start, start + len(window)))
-    return found
-
-
-def test_no_window_of_training_touches_a_held_out_byte_and_each_place_is_used(tmp_path):
-    length, total = 7, 4 * 1523
-    path = tmp_path / "places.txt"
-    path.write_bytes(b"".join(bytes((0x80, n // 127, n % 127, 1)) for n in range(total // 4)))  # 0x80 is the mark
-    task = find_task("text", files=[str(path)], options={"length": length})
-
-    held_out = [window for batch in task.held_out(23) for window in windows_in(batch)]
-    targets = Counter(i for first, end in held_out for i in range(first + 1, end))
-    blocks = [total * (i + 1) // 60 - total * i // 60 for i in (5, 15, 25, 35, 45, 55)]
-    assert set(targets.values()) == {1} and len(held_out) == sum((block - 1) // length for block in blocks)
-    assert sorted({(first + 1) * 60 // total for first, _ in held_out}) == [5, 15, 25, 35, 45, 55]
-
-    trained = {window for step in range(1, 400) for window in windows_in(task.batch(2, step, 97))}
-    assert len(trained) > 0.99 * task.num_training and {end - first for first, end in trained} == {length + 1}
-    held_out_bytes, trained_bytes = ({i for w in part for i in range(*w)} for part in (held_out, trained))
-    assert not held_out_bytes & trained_bytes
-    # Only the end of a held-out block, less than a window, is used for neither.
-    assert total - len(held_out_bytes | trained_bytes) <= 6 * length
-    assert min(trained_bytes) == 0 and max(trained_bytes) == total - 1
-    sixths = Counter(first * 6 // total for step in range(1, 80) for first, _ in windows_in(task.batch(3, step, 97)))
-    assert all(abs(count / (79 * 97) - 1 / 6) < 0.02 for count in sixths.values())  # no place is preferred
-
-
-def test_targets_are_the_next_bytes_of_the_help_pages():
-    from pydoc_data.topics import topics
-
-    content = "\n".join(topics[name] for name in sorted(topics)).encode()
-    task = find_task("text")
-    assert task.sources == {"pydoc_data.topics": hashlib.sha256(content).hexdigest()}
-    batch = task.batch(11, 4, 19)
-    tokens, targets = batch.arguments["tokens"], batch.targets
-    assert tokens.shape == targets.shape == (19, 64) and tokens.dtype == targets.dtype == torch.long
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
-    for row, last in zip(tokens.tolist(), targets[:, -1].tolist(), strict=True):
-        assert bytes([*row, last]) in content
-
-
-def test_the_blind_loss_of_text_is_that_of_byte_frequencies():
-    from pydoc_data.topics import topics
-
-    content = "\n".join(topics[name] for name in sorted(topics)).encode()
-    task = find_task("text")
-    inside = [False] * len(content)
-    for block in range(5, 60, 10):
-        for i in range(len(content) * block // 60, len(content) * (block + 1) // 60):
-            inside[i] = True
-    seen = Counter(byte for byte, held in zip(content, inside, strict=True) if not held)
-    total = sum(seen.values()) + 256
-    asked = [byte for batch in task.held_out(64) for byte in batch.targets.flatten().tolist()]
-    want = sum(-math.log((seen[byte] + 1) / total) for byte in asked) / len(asked)
-    assert task.blind == pytest.approx(want, rel=1e-12)
-
-
-SENTENCES = [f"Zeile {n}: Grüße, {n * n % 977} Äpfel." for n in range(300)]
-
-
-def test_text_of_files_is_read_as_it_stands(tmp_path):
-    plain = tmp_path / "a.txt"
-    plain.write_bytes("\n".join(SENTENCES).encode("latin-1"))  # not UTF-8: the bytes count
-    other = tmp_path / "b.MD"
-    other.write_text("# Ende\n" * 200, encoding="utf-8")
-    task = find_task("text", files=[str(plain), str(other)], options={"length": 17})
-    assert task.sources == {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in (plain, other)}
-    whole = plain.read_bytes() + b"\n" + other.read_bytes()
-    assert all(row in whole for row in rows(task.batch(0, 1, 300).arguments["tokens"]))
-    assert task.settings["max_length"] == 17
-    before = digest(task.held_out(8))
-    plain.write_bytes("\n".join(reversed(SENTENCES)).encode("latin-1"))
-    changed = find_task("text", files=[str(plain), str(other)], options={"length": 17})
-    assert digest(changed.held_out(8)) != before
-
-
-def same_as_plain_text(tmp_path, path):
-    plain = tmp_path / "plain.txt"
-    plain.write_text("\n".join(SENTENCES), encoding="utf-8")
-    want, got = (find_task("text", files=[str(p)], options={"length": 19}) for p in (plain, path))
-    if path.is_file():
-        assert got.sources == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
-    return digest(got.held_out(8)) == digest(want.held_out(8)) and got.blind == want.blind
-
-
-def test_jsonl(tmp_path):
-    path = tmp_path / "a.jsonl"
-    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=n % 2 == 0) for n, text in enumerate(SENTENCES)]
-    path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-    assert same_as_plain_text(tmp_path, path)
-    path.write_text('{"text": "a"}\n\n{"body": "b", "id": 2}\n')
-    with pytest.raises(
-        ValueError, match=r"a\.jsonl, line 3: needs an object with a field 'text', got the fields body, id"
-    ):
-        find_task("text", files=[str(path)])
-    path.write_text('{"text": "a"}\n["text"]\n')
-    with pytest.raises(ValueError, match=r"line 2: needs an object with a field 'text', got list"):
-        find_task("text", files=[str(path)])
-    path.write_text('{"text": "a"}\n{"text": \n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON"):
-        find_task("text", files=[str(path)])
-    path.write_text('{"text": "a"}\n{"text": null}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: 'text' must hold a string, got NoneType"):
-        find_task("text", files=[str(path)])
-
-
-def test_parquet(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"id": list(range(300)), "text": SENTENCES}), path, row_group_size=37)
-    assert same_as_plain_text(tmp_path, path)
-    pq.write_table(pa.table({"id": [1], "body": ["b"]}), path)
-    with pytest.raises(ValueError, match=r"a\.parquet: needs a column 'text', has id, body"):
-        find_task("text", files=[str(path)])
-    pq.write_table(pa.table({"text": ["b", None]}), path)
-    with pytest.raises(ValueError, match=r"a\.parquet, row 2: 'text' must hold a string, got NoneType"):
-        find_task("text", files=[str(path)])
-
-
-def test_a_folder_of_hugging_face_datasets(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"id": list(range(300)), "text": SENTENCES})
-    data.save_to_disk(str(tmp_path / "one"))
-    assert same_as_plain_text(tmp_path, tmp_path / "one")
-    text = "\n".join(SENTENCES).encode()
-    found = find_task("text", files=[str(tmp_path / "one")])
-    assert found.sources == {str(tmp_path / "one"): hashlib.sha256(text).hexdigest()}
-    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(str(tmp_path / "two"))
-    with pytest.raises(ValueError, match=r"holds several splits; give one of them: .*two/train, .*two/test"):
-        find_task("text", files=[str(tmp_path / "two")])
-    assert same_as_plain_text(tmp_path, tmp_path / "two" / "train")
-    data.remove_columns("text").save_to_disk(str(tmp_path / "three"))
-    with pytest.raises(ValueError, match="three: needs a column 'text', has id"):
-        find_task("text", files=[str(tmp_path / "three")])
-
-
-@pytest.mark.parametrize(("made", "blocked", "extra"), [
-    ("file", "pyarrow", "parquet"),
-    ("folder", "datasets", "datasets"),
-])  # fmt: skip
-def test_a_missing_package_is_named_with_its_extra_and_its_cause(tmp_path, monkeypatch, made, blocked, extra):
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"") if made == "file" else path.mkdir()
-    for name in [n for n in sys.modules if n.split(".")[0] == blocked]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, blocked, None)
-    with pytest.raises(ImportError, match=rf"needs {blocked}: pip install 'normlab\[{extra}\]'") as raised:
-        find_task("text", files=[str(path)])
-    assert isinstance(raised.value.__cause__, ImportError)
-
-
-def test_files_that_cannot_serve_are_refused_in_words(tmp_path):
-    short = tmp_path / "short.txt"
-    short.write_bytes(b"x" * (60 * 65 - 1))
-    with pytest.raises(ValueError, match=r"short\.txt: 3899 bytes are too few.*length \+ 1 = 65 .*at least 3900 bytes"):
-        find_task("text", files=[str(short)])
-    short.write_bytes(b"x" * (60 * 65))
-    assert find_task("text", files=[str(short)]).num_held_out == 6
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder: nowhere\.txt"):
-        find_task("text", files=["nowhere.txt"])
-    (tmp_path / "a.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"a\.gz: text is read from \.txt, .* not from \.gz"):
-        find_task("text", files=[str(tmp_path / "a.gz")])
-    (tmp_path / "plain").write_bytes(b"")
-    with pytest.raises(ValueError, match="not from files without a suffix"):
-        find_task("text", files=[str(tmp_path / "plain")])
-
-
 # ---- docs and digits -------------------------------------------------------------------------------------------------
 
 
@@ -551,7 +328,7 @@ def test_digits_train_a_convolution_too():
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"come with scikit-learn: pip install 'normlab\[digits\]'"):
+    with pytest.raises(ImportError, match=r"the task digits needs sklearn: pip install 'normlab\[digits\]'"):
         builtin.digits_task()
 
 
@@ -626,130 +403,3 @@ def test_the_blind_loss_of_dates_is_that_of_a_decoder_that_knows_the_calendar():
     one = "2031-08-17"
     chain = [-math.log(begun[one[: k + 1]] / begun[one[:k]]) for k in range(10)]
     assert find_task("dates").blind == pytest.approx(sum(chain) / 10, rel=1e-12)
-
-
-# ---- the user's own --------------------------------------------------------------------------------------------------
-
-
-def endless(seed):
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield torch.randint(7, (5, 3), generator=generator), torch.randint(5, (5, 3), generator=generator)
-
-
-def three(seed, split):
-    return [f"{split} {seed} {n}" for n in range(3)]
-
-
-def test_own_batches_go_on_are_repeated_and_are_passed_over():
-    calls = []
-
-    def data(seed):
-        calls.append(seed)
-        return endless(seed)
-
-    task = OwnTask(data)
-    straight = [task.batch(0, step, 5) for step in range(1, 8)]
-    assert calls == [0]
-    assert all(torch.equal(a, b) for a, b in zip(task.batch(0, 7, 5), straight[6], strict=True)) and calls == [0]
-    assert torch.equal(task.batch(1, 1, 5)[0], next(endless(1))[0])
-    assert torch.equal(task.batch(0, 3, 5)[0], straight[2][0])  # backwards: from the start again
-    assert torch.equal(task.batch(0, 6, 5)[0], straight[5][0]) and calls == [0, 1, 0]
-    assert torch.equal(OwnTask(endless).batch(0, 5, 5)[0], straight[4][0])  # resumed elsewhere
-
-
-def test_own_data_that_ends_starts_again_and_knows_its_split():
-    task = OwnTask(three)
-    assert [task.batch(4, step, 1) for step in range(1, 8)] == [f"train 4 {n}" for n in (0, 1, 2, 0, 1, 2, 0)]
-    assert task.held_out(1) == [f"held-out {own.HELD_OUT_SEED} {n}" for n in range(3)]
-    assert task.held_out(1, 2) == task.held_out(1)[:2]
-
-
-def test_own_data_without_a_split_is_held_out_by_its_seed_and_stays_fixed():
-    task = OwnTask(endless)
-    assert len(task.held_out(5)) == own.MOST_HELD_OUT and len(task.held_out(5, 4)) == 4
-    assert torch.equal(task.held_out(5, 4)[0][0], next(endless(own.HELD_OUT_SEED))[0])
-    careless = OwnTask(lambda seed: ((torch.rand(2), None) for _ in range(2)))
-    assert torch.equal(careless.held_out(1)[0][0], careless.held_out(1)[0][0])
-    with pytest.raises(ValueError, match="seed 2147483647 is kept for held-out data"):
-        task.batch(own.HELD_OUT_SEED, 1, 5)
-
-
-def test_own_losses():
-    model, task = Table(), OwnTask(endless)
-    tokens, targets = batch = task.batch(0, 1, 5)
-    want = [loss for row in by_hand(model, tokens, targets) for loss, _ in row]
-    assert task.loss(model, batch).item() == pytest.approx(sum(want) / len(want), rel=1e-6)
-    assert task.blind is None and task.settings == {} and task.name == "own"
-
-    def square(model, batch):
-        return model(batch[0]).square().mean().reshape(1, 1)
-
-    task = OwnTask(endless, square)
-    value = task.loss(model, batch)
-    assert value.shape == () and value.requires_grad
-    scores = task.score(model, batch)
-    assert scores.losses.tolist() == [value.item()] and scores.losses.dtype == torch.float64
-    assert scores.counts.tolist() == [1] and scores.correct is None and not scores.losses.requires_grad
-    assert set(task.sources) == {f"{__name__}:endless", f"{__name__}:test_own_losses.<locals>.square"}
-
-
-def test_own_functions_that_cannot_serve_are_refused_in_words():
-    used_up = iter([1, 2])
-    task = OwnTask(lambda seed: used_up)
-    assert [task.batch(0, 1, 1), task.batch(0, 2, 1)] == [1, 2]
-    for _ in range(2):  # and again when asked again
-        with pytest.raises(
-            ValueError, match=r"pass [12] of make_data\(0\) yielded no batch; each call must return fresh"
-        ):
-            task.batch(0, 3, 1)
-    with pytest.raises(ValueError, match="yielded no held-out batch"):
-        task.held_out(1)
-    with pytest.raises(ValueError, match=r"pass 1 of make_data\(6\)"):
-        OwnTask(lambda seed: []).batch(6, 1, 1)
-    with pytest.raises(TypeError, match="something to iterate over, got int"):
-        OwnTask(lambda seed: 3).batch(0, 1, 1)
-    with pytest.raises(TypeError, match="must be functions, got str"):
-        OwnTask("my.module:data")
-    with pytest.raises(TypeError, match="must be functions, got int"):
-        OwnTask(endless, 3)
-    with pytest.raises(TypeError, match="make_loss must return a tensor with one value, got float"):
-        OwnTask(endless, lambda model, batch: 0.5).loss(Table(), None)
-    with pytest.raises(TypeError, match="make_loss must return a tensor with one value, got Tensor"):
-        OwnTask(endless, lambda model, batch: torch.zeros(2)).loss(Table(), None)
-    with pytest.raises(ValueError, match="step must be a whole number"):
-        OwnTask(endless).batch(0, 0, 1)
-
-
-def test_a_function_without_source_is_no_obstacle():
-    scope = {}
-    builtins.exec("def typed(seed):\n    return [seed]\n", scope)
-    task = OwnTask(scope["typed"])
-    assert task.sources == {} and task.batch(3, 2, 1) == 3
-
-
-def test_a_shuffling_loader_has_random_numbers_of_its_own():
-    """A DataLoader draws its order from torch's global random numbers; training draws dropout from them too."""
-    data = torch.utils.data.TensorDataset(torch.arange(23.0)[:, None], torch.arange(23))
-
-    def make_data(seed):
-        return torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
-
-    def orders(disturb, first=1):
-        task = OwnTask(make_data)
-        torch.manual_seed(99 if disturb else 1)
-        found = []
-        for step in range(first, 12):
-            found.append(task.batch(3, step, 1)[1].tolist())
-            if disturb:
-                torch.rand(7)
-        return found
-
-    undisturbed = orders(False)
-    assert undisturbed == orders(True)
-    assert orders(True, first=8) == undisturbed[7:], "a resumed run finds its place"
-    assert undisturbed[:5] != undisturbed[5:10], "the second pass has another order"
-    state = torch.get_rng_state()
-    OwnTask(make_data).batch(3, 2, 1)
-    OwnTask(make_data).held_out(1, 2)
-    assert torch.equal(state, torch.get_rng_state())

@@ -1,210 +1,43 @@
-"""Training is the same bits every time, through kills, full disks and several processes; every end has its name and its reason.
-
-Processes that are killed come from a fork server that has imported torch once: they are real, and start in a tenth of a second.
-"""
+"""Training is the same bits every time, on one process and on several; every end has its name and its reason."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import multiprocessing
 import os
-import random
-import re
-import resource
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from training_cases import (
+    DAMAGED,
+    HERE,
+    PATIENCE,
+    SIZES,
+    assert_every_step_once,
+    assert_same_run,
+    child,
+    ended,
+    nan_loss,
+    own,
+    parallel,
+    readings,
+    short_data,
+    small,
+    strict,
+    training,
+)
 
 import normlab
 from normlab import cli
-from normlab.lab import Experiment, FolderInUse, Stopped, batches, train
+from normlab.lab import Experiment, batches, train
 from normlab.lab import checkpoint as checkpoints
 from normlab.lab import parts as made
 from normlab.lab import tasks as lab_tasks
-from normlab.runs import INFO, READINGS, Run
-
-pytest.importorskip("safetensors")
-training = sys.modules["normlab.lab.train"]  # the attribute of that name is the function
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["normlab.lab.train", "torch._dynamo", "pytest"])  # an optimizer imports _dynamo
-PATIENCE = 60  # seconds until a child process counts as lost
-SIZES = {"dim": 16, "num_layers": 2, "num_heads": 2, "ffn_dim": 24}
-TIMES = ("seconds", "overhead_seconds", "training_seconds", "evaluation_seconds", "tokens_per_second", "matmul_share",
-         "peak_memory")  # fmt: skip
-HERE = __name__
-
-
-def small(model=None, **values):
-    """A few milliseconds a step."""
-    return Experiment(**{"steps": 12, "batch_size": 6, "held_out": 20, "evaluations": 4, "lr": 1e-2, "warmup": 0.3,
-                         "model": {**SIZES, **(model or {})}, **values})  # fmt: skip
-
-
-def readings(folder):
-    return list(Run(folder).readings())
-
-
-def lasting(result):
-    """What must be the same in every repetition."""
-    return {name: value for name, value in result.items() if name not in TIMES}
-
-
-def weights(folder):
-    """As numbers that compare bit for bit; the file's header has no fixed order."""
-    held = checkpoints._library().load_file(folder / checkpoints.WEIGHTS)
-    return {name: (t.shape, t.reshape(-1).view(torch.uint8).tolist()) for name, t in held.items()}
-
-
-def events(folder, name):
-    return [event for event in Run(folder).events() if event["event"] == name]
-
-
-def assert_same_run(one, other):
-    assert readings(one) == readings(other)
-    assert lasting(Run(one).info["result"]) == lasting(Run(other).info["result"])
-    assert weights(one) == weights(other)
-    assert Run(one).info["status"] == Run(other).info["status"] == "finished"
-
-
-def assert_every_step_once(folder, steps):
-    counts = Counter((step, probe, site) for step, probe, site, _ in readings(folder))
-    assert set(counts.values()) == {1}
-    assert [step for step, probe, _, _ in readings(folder) if probe == "loss"] == list(range(1, steps + 1))
-
-
-# ---- the user's own, found as MODULE:NAME in this module -------------------------------------------------------------
-
-
-def own_model(norm="layer", width=12):
-    made = {"layer": nn.LayerNorm, "none": lambda _: nn.Identity()}[norm](width)
-    return nn.Sequential(nn.Linear(5, width), made, nn.Dropout(0.2), nn.Linear(width, 3))
-
-
-def own_data(seed, split):
-    draw = torch.Generator().manual_seed(11 if split == "train" else 12)
-    x = torch.randn(21, 5, generator=draw)
-    return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=4, shuffle=True)  # torch's global numbers
-
-
-def seeded_data(seed):
-    torch.manual_seed(seed)
-    while True:
-        x = torch.randn(4, 5)
-        yield x, x[:, :3].argmax(1)
-
-
-def short_data(seed, split):
-    x = torch.arange(15.0).view(3, 5) / 7
-    return [(x + n, torch.tensor([0, 1, 2])) for n in range(5)]
-
-
-def empty_data(seed):
-    return []
-
-
-def used_up_data(seed, split):
-    return USED_UP
-
-
-USED_UP = iter([(torch.ones(2, 5), torch.zeros(2, dtype=torch.long))])
-
-
-def numbers(seed):
-    return 7
-
-
-def raising_model():
-    raise ZeroDivisionError("from the user's factory")
-
-
-def no_model():
-    return "a string"
-
-
-def list_loss(model, batch):
-    return [1.0]
-
-
-def nan_loss(model, batch):
-    nan_loss.calls += model.training
-    return F.cross_entropy(model(batch[0]), batch[1]) * (math.nan if nan_loss.calls == 7 and model.training else 1)
-
-
-nan_loss.calls = 0
-
-
-def own(model="own_model", data="own_data", loss=None, **values):
-    return Experiment(**{"task": "own", "make_model": f"{HERE}:{model}", "make_data": f"{HERE}:{data}", "steps": 12,
-                         "make_loss": loss and f"{HERE}:{loss}", "evaluations": 3, "lr": 1e-2, **values})  # fmt: skip
-
-
-# ---- child processes -------------------------------------------------------------------------------------------------
-
-
-def train_in_child(values, folder, kill_at=None, keep_at=None, limit=None, prepared=False):
-    """Train; die at a step; copy the checkpoint of an earlier one; with files that may not grow beyond a limit."""
-    if prepared:
-        training._prepare_16_bit_once = dict
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    def on_step(step, loss):
-        if step == keep_at:
-            shutil.copy(folder / checkpoints.FILE, folder / "kept")
-        if step == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        train(Experiment.from_dict(values), folder, on_step=on_step, checkpoint_seconds=0.0, keep_weights=True)
-    except OSError as error:
-        folder.with_suffix(".said").write_text(str(error)[:500])
-
-
-def parallel(rank, store, jobs):
-    """One of two processes: trains each experiment; in the file of its rank, what came of it."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    for values, folder, stop_at in jobs:
-
-        def on_step(step, loss, stop_at=stop_at):
-            if step == stop_at:
-                raise Stopped
-
-        try:
-            result = train(Experiment.from_dict(values), folder, on_step=on_step, keep_weights=True)
-        except (Stopped, ValueError) as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
-        folder.with_suffix(f".{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
-
-
-def child(job, *args):
-    process = PROCESSES.Process(target=job, args=args, daemon=True)
-    process.start()
-    return process
-
-
-def ended(process):
-    process.join(PATIENCE)
-    code = process.exitcode
-    if code is None:
-        process.kill()
-    return code
-
+from normlab.runs import Run
 
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
@@ -235,7 +68,7 @@ def test_an_experiment_repeats_itself_bit_for_bit(tmp_path, name):
     losses = [v for _, probe, _, v in readings(tmp_path / "a") if probe == "loss"]
     assert len(set(losses)) == len(losses) and all(map(math.isfinite, losses))
     other = experiment.changed(seed=1)
-    assert train(other, tmp_path / "c")["curve"] != Run(tmp_path / "a").info["result"]["curve"]
+    assert train(other, tmp_path / "c").to_dict()["curve"] != Run(tmp_path / "a").info["result"]["curve"]
 
 
 FRESH = """
@@ -258,236 +91,41 @@ def test_a_fresh_process_gives_the_same_bits(tmp_path):
 
 
 def test_the_watch_changes_no_bit_of_the_training(tmp_path):
-    curves = [train(small(watch=w, model={"dropout": 0.2}), tmp_path / w)["curve"] for w in ("none", "lite", "full")]
+    curves = [train(small(watch=w, model={"dropout": 0.2}), tmp_path / w).curve for w in ("none", "lite", "full")]
     assert curves[0] == curves[1] == curves[2]
 
 
-# ---- killed and resumed ----------------------------------------------------------------------------------------------
-
-KILLED = {
-    "dropout-unwatched": small(model={"dropout": 0.2, "attention_dropout": 0.1}, watch="none"),
-    "batch-accumulate": small(task="docs", norm="batch", accumulate=2, options={"length": 24}, model={"dropout": 0.1}),
-    "power": small(norm="power", model={"dropout": 0.1}),
-    "bfloat16": small(precision="bfloat16", model={"dropout": 0.1}),
-    "tied": small(model={"tie_embeddings": True}, norm="rms", placement="deepnorm", steps=25),
-    "own": own(),
-}
-
-
-@pytest.mark.parametrize("name", KILLED)
-def test_killed_twice_and_resumed_is_undisturbed(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(training, "_prepare_16_bit_once", dict)  # conftest.py has
-    experiment = KILLED[name]
-    train(experiment, tmp_path / "whole", keep_weights=True)
-    folder = tmp_path / "cut"
-    assert ended(child(train_in_child, experiment.to_dict(), folder, 3, None, None, True)) == -signal.SIGKILL
-    assert Run(folder).info["status"] == "running"
-    # Its checkpoint will be that of step 6, as if none had been due since: what was written behind it is taken back.
-    assert ended(child(train_in_child, experiment.to_dict(), folder, 9, 6, None, True)) == -signal.SIGKILL
-    os.replace(folder / "kept", folder / checkpoints.FILE)
-    assert max(step for step, *_ in readings(folder)) >= 8
-    train(experiment, folder, checkpoint_seconds=0.0, keep_weights=True)
-    assert_same_run(tmp_path / "whole", folder)
-    assert_every_step_once(folder, experiment.steps)
-    assert [event["note"] for event in events(folder, "resumed")] == ["from step 3", "from step 6"]
-    assert not (folder / checkpoints.FILE).exists()
-
-
-def test_killed_at_any_moment_and_resumed_is_undisturbed(tmp_path):
-    experiment = small(model={"dropout": 0.1}, norm="batch", steps=40, evaluations=8)
-    train(experiment, tmp_path / "whole", keep_weights=True)
-    folder, draw, kills = tmp_path / "cut", random.Random(20261115), 0
-    for _ in range(5):
-        process = child(train_in_child, experiment.to_dict(), folder)
-        until = time.monotonic() + PATIENCE
-        while not (folder / INFO).exists() and time.monotonic() < until:
-            time.sleep(0.005)
-        process.join(draw.uniform(0.1, 0.4))
-        process.kill()
-        kills += ended(process) == -signal.SIGKILL
-        assert Run(folder).info["status"] in ("running", "finished") and readings(folder) is not None
-    train(experiment, folder, keep_weights=True, wait=5)
-    assert kills >= 2
-    assert_same_run(tmp_path / "whole", folder)
-    assert_every_step_once(folder, experiment.steps)
-
-
-def stopped_at(experiment, folder, step, **how):
-    def on_step(at, loss):
-        if at == step:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(experiment, folder, on_step=on_step, **how)
-
-
-@pytest.mark.parametrize("step", [1, 5, 12])
-def test_stopped_and_resumed_is_undisturbed(tmp_path, step):
-    experiment = small(task="docs", norm="batch", model={"dropout": 0.2}, options={"length": 24})
-    train(experiment, tmp_path / "whole", keep_weights=True)
-    stopped_at(experiment, tmp_path / "cut", step)
-    assert Run(tmp_path / "cut").info["status"] == "interrupted"
-    train(experiment, tmp_path / "cut", keep_weights=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert_every_step_once(tmp_path / "cut", 12)
-
-
-@pytest.mark.parametrize("data", ["own_data", "seeded_data"])
-def test_a_loader_that_draws_from_the_global_numbers_is_resumed_exactly(tmp_path, data):
-    experiment = own(data=data, steps=13)  # own_data has 6 batches a pass
-    train(experiment, tmp_path / "whole", keep_weights=True)
-    for step in (2, 7, 11):
-        stopped_at(experiment, tmp_path / "cut", step)
-    train(experiment, tmp_path / "cut", keep_weights=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_the_keyboard_interrupts_and_the_last_checkpoint_is_resumed(tmp_path):
-    def on_step(step, loss):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    experiment = small(model={"dropout": 0.1})
-    train(experiment, tmp_path / "whole", keep_weights=True)
-    with pytest.raises(KeyboardInterrupt):
-        train(experiment, tmp_path / "cut", on_step=on_step, checkpoint_seconds=0.0)
-    assert Run(tmp_path / "cut").info["status"] == "interrupted"
-    train(experiment, tmp_path / "cut", keep_weights=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
-# ---- damage ----------------------------------------------------------------------------------------------------------
-
-DAMAGED = small(model={"dropout": 0.1, "num_layers": 1})
-
-
-@pytest.fixture(scope="module")
-def undamaged(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undamaged") / "whole"
-    train(DAMAGED, folder, keep_weights=True)
-    return folder
-
-
-def tear(folder):
-    with open(folder / READINGS, "ab") as file:
-        file.write(b'{"step": 6, "time": 0.1, "val')
-
-
-def behind_the_readings(folder):
-    path = folder / READINGS
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def without_readings(folder):
-    (folder / READINGS).unlink()
-
-
-def broken_readings(folder):
-    path = folder / READINGS
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], b"\0" * 40 + b"\n", *lines[1:]]))
-
-
-def short_checkpoint(folder):
-    path = folder / checkpoints.FILE
-    path.write_bytes(path.read_bytes()[:-700])
-
-
-def garbage_checkpoint(folder):
-    (folder / checkpoints.FILE).write_bytes(random.Random(3).randbytes(9000))
-
-
-def bit_flipped(folder):
-    path = folder / checkpoints.FILE
-    data = bytearray(path.read_bytes())
-    data[-5000] ^= 1
-    path.write_bytes(data)
-
-
-def of_another(changes):
-    def damage(folder):
-        stopped_at(DAMAGED.changed(**changes), folder.parent / "other", 7)
-        shutil.copy(folder.parent / "other" / checkpoints.FILE, folder / checkpoints.FILE)
-
-    return damage
-
-
-def leftovers(folder):
-    for name in (INFO, READINGS, checkpoints.FILE, checkpoints.WEIGHTS):
-        (folder / (name + ".partial")).write_bytes(b"half of som")
-
-
-@pytest.mark.parametrize(
-    ("damage", "note"),
-    [
-        (tear, "from step 5"),
-        (leftovers, "from step 5"),
-        (behind_the_readings, f"from the start: .*{READINGS} has lost what was before it"),
-        (without_readings, f"from the start: .*{READINGS} has lost what was before it"),
-        (broken_readings, "from the start: .*line 2 is not valid JSON"),
-        (short_checkpoint, "from the start: .*cannot be read"),
-        (garbage_checkpoint, "from the start: .*cannot be read"),
-        (bit_flipped, "from the start: .*damaged"),
-        (of_another({"ffn_dim": 32}), "from the start: .*another experiment"),
-        (of_another({"lr": 0.1}), "from the start: .*another experiment"),
-    ],
-    ids=lambda v: v.__name__ if callable(v) else "",
-)
-def test_damage_costs_time_and_never_a_number(tmp_path, undamaged, damage, note):
-    folder = tmp_path / "cut"
-    stopped_at(DAMAGED, folder, 5)
-    damage(folder)
-    train(DAMAGED, folder, keep_weights=True)
-    (event,) = events(folder, "resumed")
-    assert re.match(note, event["note"]), event
-    assert_same_run(undamaged, folder)
-    assert_every_step_once(folder, 12)
-
-
-def test_an_unreadable_run_is_refused_and_left_alone(tmp_path):
-    (tmp_path / INFO).write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        train(small(), tmp_path)
-    assert (tmp_path / INFO).read_text() == "{"
-
-
 # ---- ends ------------------------------------------------------------------------------------------------------------
-
-
-def strict(folder):
-    """run.json, which may hold no number that JSON lacks."""
-    text = (folder / INFO).read_text()
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in {INFO}"))
 
 
 @pytest.mark.parametrize("watch", ["lite", "none"])
 def test_a_huge_rate_diverges_and_a_block_is_named(tmp_path, watch):
     experiment = small(lr=1e30, clip=0.0, warmup=0.0, evaluations=1, watch=watch)
     result = train(experiment, tmp_path / "a", keep_weights=True)
-    assert result["outcome"] == "diverged" and 2 <= result["diverged_at"] <= 12
-    assert result["loss"] is result["accuracy"] is result["train_loss"] is result["loss_half_width"] is None
-    assert f"at step {result['diverged_at']}" in result["cause"] and math.isfinite(result["first_loss"])
-    assert result["steps"] == result["diverged_at"]
+    assert result.outcome == "diverged" and 2 <= result.diverged_at <= 12
+    assert result.loss is result.accuracy is result.train_loss is result.loss_half_width is None
+    assert f"at step {result.diverged_at}" in result.cause and math.isfinite(result.first_loss)
+    assert result.steps == result.diverged_at
     if watch == "lite":
         blocks = strict(tmp_path / "a")["sites"]["blocks"]
-        assert any(f"first seen behind {block}" in result["cause"] for block in blocks)
+        assert any(f"first seen after {block}" in result.cause for block in blocks)
     info = strict(tmp_path / "a")
-    assert info["status"] == "finished" and info["result"] == result
+    assert info["status"] == "finished" and info["result"] == result.to_dict()
     assert not (tmp_path / "a" / checkpoints.WEIGHTS).exists()
     assert train(experiment, tmp_path / "a") == result
 
 
 def test_a_held_out_loss_that_is_no_number_is_divergence_too(tmp_path):
     result = train(small(lr=1e30, clip=0.0, warmup=0.0, evaluations=12), tmp_path / "a")
-    assert result["outcome"] == "diverged" and result["diverged_at"] == 1 and "held-out loss is" in result["cause"]
-    assert result["curve"] == [] and strict(tmp_path / "a")["result"]["loss"] is None
+    assert result.outcome == "diverged" and result.diverged_at == 1 and "held-out loss is" in result.cause
+    assert result.curve == () and strict(tmp_path / "a")["result"]["loss"] is None
 
 
 def test_a_loss_that_turns_nan_is_dated(tmp_path):
     nan_loss.calls = 0
     result = train(own(loss="nan_loss", evaluations=2), tmp_path / "a")
-    assert (result["outcome"], result["diverged_at"], result["steps"]) == ("diverged", 7, 7)
-    assert "training loss is nan at step 7" in result["cause"] and [s for s, _ in result["curve"]] == [6]
+    assert (result.outcome, result.diverged_at, result.steps) == ("diverged", 7, 7)
+    assert "training loss is nan at step 7" in result.cause and [s for s, _ in result.curve] == [6]
     losses = [v for _, probe, _, v in readings(tmp_path / "a") if probe == "loss"]
     assert len(losses) == 7 and math.isnan(losses[-1]) and all(map(math.isfinite, losses[:-1]))
     assert strict(tmp_path / "a")["status"] == "finished"
@@ -538,8 +176,8 @@ def test_a_program_that_breaks_is_a_failed_run_with_its_traceback(tmp_path, expe
     assert info["result"]["outcome"] == "failed" and words in info["result"]["error"]
     USED_UP = iter([(torch.ones(2, 5), torch.zeros(2, dtype=torch.long))])
     result = training.attempt(experiment, tmp_path / "b")
-    assert result["outcome"] == "failed" and words in result["error"]
-    assert strict(tmp_path / "b")["result"] == result
+    assert result.outcome == "failed" and words in result.error
+    assert strict(tmp_path / "b")["result"] == result.to_dict()
 
 
 def test_a_failed_run_can_be_run_again_and_forgets_the_failure(tmp_path):
@@ -552,7 +190,7 @@ def test_a_failed_run_can_be_run_again_and_forgets_the_failure(tmp_path):
     assert strict(tmp_path / "a")["status"] == "failed"
     result = train(DAMAGED, tmp_path / "a")
     info = strict(tmp_path / "a")
-    assert info["status"] == "finished" and info["traceback"] is None and info["result"] == result
+    assert info["status"] == "finished" and info["traceback"] is None and info["result"] == result.to_dict()
     assert_every_step_once(tmp_path / "a", 12)
 
 
@@ -562,7 +200,7 @@ def test_a_loader_that_ends_early_starts_again(tmp_path):
         task = made.task_of(own(data="short_data"))
         losses[step] = task.batch(0, step, 1)[0]
     assert torch.equal(losses[3], losses[8])
-    assert train(own(data="short_data", steps=11), tmp_path / "a")["steps"] == 11
+    assert train(own(data="short_data", steps=11), tmp_path / "a").steps == 11
 
 
 def test_own_batches_are_micro_batches_of_a_step(tmp_path):
@@ -572,7 +210,7 @@ def test_own_batches_are_micro_batches_of_a_step(tmp_path):
     model, _ = made.make_model(experiment, made.task_of(experiment))
     first, second = short_data(0, "train")[:2]
     want = sum(F.cross_entropy(model(x), y).item() for x, y in (first, second)) / 2
-    assert result["first_loss"] == pytest.approx(want, rel=1e-6)
+    assert result.first_loss == pytest.approx(want, rel=1e-6)
 
 
 # ---- what a step computes --------------------------------------------------------------------------------------------
@@ -731,7 +369,7 @@ def test_tokens_per_second_counts_real_tokens(tmp_path):
     result = train(small(task="docs", options={"length": 24}, accumulate=2, steps=5), tmp_path / "a")
     task = lab_tasks.find_task("docs", options={"length": 24})
     real = sum(int(task.batch(0, step, 6).arguments["mask"].sum()) for step in range(1, 6))
-    assert result["tokens_per_second"] * result["training_seconds"] == pytest.approx(real, rel=0.01)
+    assert result.tokens_per_second * result.training_seconds == pytest.approx(real, rel=0.01)
     images = lab_tasks.Batch({"images": torch.zeros(5, 1, 8, 8)}, torch.zeros(5, dtype=torch.long))
     assert batches._tokens(images) == 5
 
@@ -787,111 +425,6 @@ def test_every_held_out_example_is_used_if_asked(tmp_path):
     assert sum(len(s.losses) for s in scores) == task.num_held_out > 20
     want = torch.cat([s.losses for s in scores]).mean().item()
     assert batches.evaluate(model, task, experiment)["loss"] == pytest.approx(want, rel=1e-6)
-
-
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_folder_is_not_trained_again(tmp_path):
-    result = train(DAMAGED, tmp_path / "a")
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir() if p.name != "lock"}
-    again = train(DAMAGED, tmp_path / "a", on_step=lambda *_: pytest.fail("trained again"))
-    assert again == result
-    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir() if p.name != "lock"} == before
-
-
-def test_another_experiment_in_the_folder_is_refused_with_the_differences(tmp_path):
-    train(DAMAGED, tmp_path / "a")
-    with pytest.raises(ValueError, match=r"holds another experiment: lr, seed, model differ"):
-        train(DAMAGED.changed(lr=0.5, seed=2, dim=32), tmp_path / "a")
-    normlab.runs.Writer(tmp_path / "b").close()
-    with pytest.raises(ValueError, match="a run that no experiment made"):
-        train(DAMAGED, tmp_path / "b")
-
-
-def test_a_second_process_is_refused_and_a_killed_one_leaves_the_folder_free(tmp_path):
-    experiment = small(steps=100_000, evaluations=1)
-    process = child(train_in_child, experiment.to_dict(), tmp_path / "a")
-    until = time.monotonic() + PATIENCE
-    while not (tmp_path / "a" / checkpoints.FILE).exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    try:
-        with pytest.raises(FolderInUse, match=f"process {process.pid};"):
-            train(experiment, tmp_path / "a")
-        with pytest.raises(FolderInUse):
-            train(experiment, tmp_path / "a", wait=0.1)
-    finally:
-        process.kill()
-        ended(process)
-    stopped_at(experiment, tmp_path / "a", max(step for step, *_ in readings(tmp_path / "a")) + 3)
-    assert Run(tmp_path / "a").info["status"] == "interrupted"
-
-
-# ---- disks -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of its own, for the superuser of a machine that allows it."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = os.name == "posix" and os.getuid() == 0 and shutil.which("mount")
-    if (
-        not mounted
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], capture_output=True).returncode
-    ):
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-@pytest.mark.parametrize("at", [1, 6])
-def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, tiny_disk, undamaged, at):
-    folder, filler = tiny_disk / "run", tiny_disk / "filler"
-
-    def fill(step, loss):
-        if step == at:
-            with open(filler, "wb", buffering=0) as file, pytest.raises(OSError):
-                while True:
-                    file.write(b"\0" * 4096)
-
-    for attempt in (train, training.attempt):
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            attempt(DAMAGED, folder, on_step=fill, checkpoint_seconds=0.0)
-        assert caught.value.errno == errno.ENOSPC and str(folder) in str(caught.value)
-        info = strict(folder)
-        assert info["status"] == "running" and info["result"] is None
-        assert [s for s, probe, *_ in readings(folder) if probe == "loss"] in (
-            list(range(1, at + 1)),
-            list(range(1, at + 2)),
-        )
-        assert not list(folder.glob("*.partial"))
-    filler.unlink()
-    train(DAMAGED, folder, keep_weights=True)
-    assert_same_run(undamaged, folder)
-    assert_every_step_once(folder, 12)
-
-
-def test_a_file_that_may_not_grow_stops_the_run_in_words(tmp_path, undamaged):
-    folder = tmp_path / "run"
-    assert ended(child(train_in_child, DAMAGED.to_dict(), folder, None, None, 20_000)) == 0
-    said = folder.with_suffix(".said").read_text()
-    assert "File too large" in said and str(folder) in said
-    assert strict(folder)["status"] == "running" and {s for s, *_ in readings(folder)} == {1}
-    assert not list(folder.glob("*.partial"))
-    train(DAMAGED, folder, keep_weights=True)
-    assert_same_run(undamaged, folder)
-
-
-@pytest.mark.parametrize("place", ["file/run", "file"])
-def test_a_place_that_cannot_be_written_raises(tmp_path, place):
-    (tmp_path / "file").write_text("in the way")
-    for attempt in (train, training.attempt):
-        with pytest.raises(OSError, match="file"):
-            attempt(DAMAGED, tmp_path / place)
-    if Path("/proc/self").exists():
-        with pytest.raises(OSError, match="/proc/normlab"):
-            training.attempt(DAMAGED, Path("/proc/normlab/run"))
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
@@ -964,7 +497,7 @@ def test_torchrun_trains_one_run(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=5 * PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["loss"] == pytest.approx(train(experiment, tmp_path / "one")["loss"], rel=1e-5)
+    assert result["loss"] == pytest.approx(train(experiment, tmp_path / "one").loss, rel=1e-5)
     assert strict(tmp_path / "two")["processes"] == 2
 
 

@@ -93,13 +93,13 @@ ALLOWED = {
         )
         and not module.startswith(("normlab.report", "normlab.runs", "normlab.answer", "normlab.diagnosis"))
     ),
-    "pyarrow": lambda module: module == "normlab.runs.run",
     "lazy_loader": lambda module: module == "normlab",
     "rich": lambda module: module.startswith("normlab.cli"),
-    "shtab": lambda module: module == "normlab.cli.completion",
     "safetensors": lambda module: module == "normlab.lab.checkpoint",
     "ray": lambda module: module == "normlab.lab.cluster",
+    "filelock": lambda module: module == "normlab.lab.folders",
     "tomli": lambda module: module == "normlab.lab.experiment",
+    "tomli_w": lambda module: module == "normlab.lab.experiment",
     "jinja2": lambda module: module == "normlab.report.html",
     "plotly": lambda module: module == "normlab.report.html",
     "onnx": lambda module: module == "normlab.bench.numerics",

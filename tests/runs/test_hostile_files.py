@@ -16,9 +16,10 @@ import pytest
 from normlab import RunUnreadable, cli, runs
 from normlab.cli.options import values_of as _values
 from normlab.cli.show import table, visible
-from normlab.lab import Experiment, Pool, Sweep, Trial, checked, plan, run, train
+from normlab.lab import Experiment, Message, Pool, Sweep, Trial, checked, plan, run, train
 from normlab.lab.rates import Bracket, LearningRateRange
-from normlab.lab.sweep import TRIALS, finished
+from normlab.lab.sweep import finished
+from normlab.runs import TRIALS
 from normlab.runs.files import LINE
 
 TINY = Experiment(steps=4, batch_size=2, held_out=3, evaluations=1, watch="none", options={"length": 9},
@@ -311,7 +312,7 @@ def test_a_disk_that_is_full_at_the_report_takes_nothing_from_the_answer(tmp_pat
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    for place in ("normlab.report.write", "normlab.answer.write"):
+    for place in ("normlab.report.write", "normlab.runs.write_summary"):
         monkeypatch.setattr(place, full)
         assert cli.main(["compare", "--resume", str(tmp_path)]) == 1
         said = capsys.readouterr()
@@ -358,8 +359,8 @@ def test_a_trial_that_hangs_is_said_and_ended(mine, tmp_path, monkeypatch):
     sweep = Sweep(base=mine.changed(make_model="roaming:slow"), axes={"norm": ["rms", "layer"], "seed": [0]})
     heard: list[tuple[str, str, str]] = []
 
-    def notify(kind: str, trial: Trial, detail: dict) -> None:
-        heard.append((kind, trial.name, str(detail)))
+    def notify(kind: str, trial: Trial, message: Message) -> None:
+        heard.append((kind, trial.name, str(message.reason)))
 
     run(plan(sweep, tmp_path / "sweep", 1), Pool(1, trial_timeout=3.0), notify)
     slow, quick = (trial.name for trial in sweep.trials())

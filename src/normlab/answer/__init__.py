@@ -11,22 +11,6 @@ keeps the rate from being called stable, since a program may break because its n
 
 from __future__ import annotations
 
-from .files import collect, read, read_sweep, read_trial, write
-from .judge import answer
-from .numbers import FIELDS, OUTCOMES, SWEEP_SCHEMA, Answer, cell_name, plain, same
+from .judge import answer, read
 
-__all__ = [
-    "FIELDS",
-    "OUTCOMES",
-    "SWEEP_SCHEMA",
-    "Answer",
-    "answer",
-    "cell_name",
-    "collect",
-    "plain",
-    "read",
-    "read_sweep",
-    "read_trial",
-    "same",
-    "write",
-]
+__all__ = ["answer", "read"]

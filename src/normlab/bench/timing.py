@@ -66,7 +66,7 @@ def interleave(
     started = time.perf_counter()
     while len(times[next(iter(sides))]) < most_rounds:
         for name, side in sides.items():
-            side()  # not timed: nobody pays for the state the side before left behind
+            side()  # not timed: no side pays for the state that the previous one left
             start = time.perf_counter()
             for _ in range(calls[name]):
                 side()

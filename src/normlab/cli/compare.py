@@ -84,11 +84,12 @@ def add(verb: Verb) -> None:
 
 def _sweep(args: argparse.Namespace) -> Sweep:
     from ..lab import Experiment, Sweep
+    from ..runs import LR, SEED, cell_name
 
     varied = {name: values_of(text) for name, text in named_values(args.vary, "--vary").items()}
     fixed = named_values(args.set, "--set")
     for option, given in (("--vary", varied), ("--set", fixed)):
-        for name, instead in (("norm", "--norm"), ("placement", "--placement"), ("lr", "--lr"), ("seed", "--seeds")):
+        for name, instead in (("norm", "--norm"), ("placement", "--placement"), (LR, "--lr"), (SEED, "--seeds")):
             if name in given:
                 raise ValueError(f"{option} {name}: that is what {instead} is for")
     if both := sorted(varied.keys() & fixed.keys()):
@@ -103,14 +104,12 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
     axes: dict[str, Any] = {
         "norm": names_of(args.norm, NORMS), "placement": names_of(args.placement, PLACEMENTS), **varied,
-        "lr": rates_of(RATES if args.lr is None else args.lr), "seed": list(range(seeds)),
+        LR: rates_of(RATES if args.lr is None else args.lr), SEED: list(range(seeds)),
     }  # fmt: skip
     if base.make_model is not None:
         axes = _axes_of_own(base.make_model, axes, args)
     baseline = None
     if args.baseline is not None:
-        from ..answer import cell_name
-
         sweep = Sweep(base=base, axes=axes)
         named = {cell_name(cell): cell for cell in sweep.cells()}
         if args.baseline not in named:
@@ -159,6 +158,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     from ..lab.checkpoint import NEEDS
     from ..lab.sweep import check_folder
     from ..report import html
+    from ..runs import SWEEP
 
     require("normlab compare", "lab", *NEEDS, *html.NEEDS)
     if args.engine == "ray":
@@ -179,7 +179,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
         folder, sweep = args.resume, Sweep.read(args.resume)
-        file = folder / "sweep.json"
+        file = folder / SWEEP.file
         check_trust(args, _unnamed(args, sweep, file), file)
     else:
         folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
@@ -206,6 +206,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     from ..lab import FolderInUse, StorageFailed, plan, run
     from ..lab.folders import sole_writer, storage_failed
     from ..lab.pool import WorkerFailed
+    from ..runs import holds_sweep
 
     tell = note if args.json else say
     go_on = f"normlab compare --resume {folder} {code_options(sweep.code())}".rstrip()
@@ -243,7 +244,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
             return 1
         what = error if isinstance(error, StorageFailed) else f"{folder} cannot be written: {error}"
         complain("compare", f"stopped, {what}")
-        if (folder / "sweep.json").exists():
+        if holds_sweep(folder):
             note(f"What is finished is safe. Make room, then: {go_on}")
         return 1
     except KeyboardInterrupt as error:
@@ -256,16 +257,17 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
 def _saved(folder: Path, sweep: Sweep) -> str:
     """What a sweep that was stopped has, in words."""
     from ..lab.checkpoint import FILE
-    from ..lab.sweep import TRIALS, finished
+    from ..lab.sweep import finished
+    from ..runs import trial_folder
 
     done, missing = finished(folder, sweep.trials())
-    begun = sum((folder / TRIALS / trial.name / FILE).is_file() for trial in missing)
+    begun = sum((trial_folder(folder, trial.name) / FILE).is_file() for trial in missing)
     return f"{len(done)} of {len(done) + len(missing)} trials are finished, {begun} more are saved part-way."
 
 
 def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) -> int:
     """Show the answer, then write it: a disk without room for the page takes nothing from what is known."""
-    from .. import answer
+    from .. import answer, runs
     from ..errors import RunUnreadable
 
     try:
@@ -273,22 +275,21 @@ def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) 
     except RunUnreadable as error:
         complain("compare", error)
         return 1
-    summary = found.to_dict()
     if args.json:
-        say_json(summary)
+        say_json(found.to_dict())
     else:
-        show_answer(summary)
-    broken = [t for t in summary["trials"] if t["outcome"] == "failed"]
+        show_answer(found)
+    broken = [t for t in found.trials if t.outcome == "failed"]
     for trial in broken[:5]:
-        where = folder / trial["folder"] / "run.json"
-        note(f"failed: {trial['name']}: {' '.join(str(trial['error']).split())} (traceback in {where})")
+        where = runs.trial_folder(folder, str(trial.name)) / runs.INFO
+        note(f"failed: {trial.name}: {' '.join(str(trial.error).split())} (traceback in {where})")
     if len(broken) > 5:
         note(f"... and {len(broken) - 5} more")
-    missing = len(sweep.trials()) - len(summary["trials"])
+    missing = len(sweep.trials()) - len(found.trials)
     if missing:
         note(f"{missing} trials have no result; try again: {go_on}")
     try:
-        answer.write(folder, found)
+        runs.write_summary(folder, found)
         if not args.no_report:
             from ..report import write
 

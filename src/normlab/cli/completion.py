@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from .options import Verb
 from .show import complain, say
-
-if TYPE_CHECKING:
-    pass
 
 
 def add(verb: Verb) -> None:
@@ -18,12 +14,13 @@ def add(verb: Verb) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ..errors import need
     from . import build_parser
 
     try:
-        import shtab
+        shtab = need("a completion script", "completion", "shtab")
     except ImportError as error:
-        complain("completion", f"needs shtab: pip install 'normlab[completion]' ({error})")
+        complain("completion", error)
         return 1
     say(shtab.complete(build_parser(), shell=args.shell))
     return 0

@@ -8,11 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 # verb(name, help, example) makes the parser of a verb.
 Verb = Callable[[str, str, str], argparse.ArgumentParser]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .show import say, visible
 
 if TYPE_CHECKING:
-    from ..lab.sweep import Plan, Trial
+    from ..lab.sweep import Message, Plan, Trial
+    from ..runs import Result
 
 
 class Lines:
@@ -40,25 +41,25 @@ class Lines:
         left = self.left()
         return "" if left is None or self.ended == self.total else f"{duration(left)} left"
 
-    def hear(self, kind: str, trial: Trial, detail: dict[str, Any]) -> None:
-        if kind == "step":
-            self.shares[trial.name] = detail["step"] / trial.experiment.steps
+    def hear(self, kind: str, trial: Trial, message: Message) -> None:
+        if message.step is not None:
+            self.shares[trial.name] = message.step / trial.experiment.steps
         elif kind in ("ended", "lost"):
             self.shares.pop(trial.name, None)
-        if kind == "ended":
+        if message.result is not None:
             self.ended += 1
-            if (seconds := detail["result"].get("seconds")) is not None:
-                self.seconds.append(seconds)
+            if message.result.seconds is not None:
+                self.seconds.append(message.result.seconds)
 
-    def __call__(self, kind: str, trial: Trial, detail: dict[str, Any]) -> None:
-        self.hear(kind, trial, detail)
-        if kind == "ended":
+    def __call__(self, kind: str, trial: Trial, message: Message) -> None:
+        self.hear(kind, trial, message)
+        if message.result is not None:
             note = self.note()
             self.tell(
-                f"{self.ended}/{self.total} {trial.name}: {ending(detail['result'])}" + (f"; {note}" if note else "")
+                f"{self.ended}/{self.total} {trial.name}: {ending(message.result)}" + (f"; {note}" if note else "")
             )
-        elif kind in ("lost", "quiet"):
-            self.tell(f"{trial.name}: {detail['reason']}")
+        elif message.reason is not None:
+            self.tell(f"{trial.name}: {message.reason}")
 
 
 class Bars(Lines):
@@ -79,17 +80,17 @@ class Bars(Lines):
             self.progress.remove_task(bar)
         self.progress.stop()
 
-    def __call__(self, kind: str, trial: Trial, detail: dict[str, Any]) -> None:
-        self.hear(kind, trial, detail)
+    def __call__(self, kind: str, trial: Trial, message: Message) -> None:
+        self.hear(kind, trial, message)
         if kind == "started":
             self.running[trial.name] = self.progress.add_task(trial.name, total=trial.experiment.steps, note="")
         elif kind == "step":
-            self.progress.update(self.running[trial.name], completed=detail["step"], note=f"loss {detail['loss']:.3f}")
+            self.progress.update(self.running[trial.name], completed=message.step, note=f"loss {message.loss:.3f}")
         elif kind in ("ended", "lost", "quiet"):
             if kind != "quiet":
                 self.progress.remove_task(self.running.pop(trial.name))
-            if kind != "ended" or detail["result"]["outcome"] != "trained":
-                text = f"{trial.name}: {ending(detail['result']) if kind == 'ended' else detail['reason']}"
+            if message.result is None or message.result.outcome != "trained":
+                text = f"{trial.name}: {message.reason if message.result is None else ending(message.result)}"
                 self.progress.console.print(visible(text), highlight=False, markup=False)
         self.progress.update(self.whole, completed=self.ended, note=self.note())
 
@@ -98,9 +99,9 @@ def progress_of(planned: Plan, tell: Callable[[str], None]) -> Lines:
     return (Bars if sys.stdout.isatty() and tell is say else Lines)(planned, tell)
 
 
-def ending(result: Mapping[str, Any]) -> str:
-    if result["outcome"] == "failed":
-        return f"FAILED: {result['error']}"
-    if result["outcome"] == "trained":
-        return f"loss {result['loss']:.4f} ({result['seconds']:.1f} s)"
-    return f"{result['outcome']}: {result['cause']}"
+def ending(result: Result) -> str:
+    if result.outcome == "failed":
+        return f"FAILED: {result.error}"
+    if result.outcome == "trained":
+        return f"loss {result.loss:.4f} ({result.seconds:.1f} s)"
+    return f"{result.outcome}: {result.cause}"

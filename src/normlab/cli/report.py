@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .options import Verb
 from .show import complain, say, say_json
-
-if TYPE_CHECKING:
-    pass
 
 
 def add(verb: Verb) -> None:

@@ -5,11 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 SIGTERM_CODE = 128 + 15
 

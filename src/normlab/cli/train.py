@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .options import Verb
-from .show import complain, note, say, say_json
-
-if TYPE_CHECKING:
-    pass
 from .options import (
+    Verb,
     add_experiment,
     check_model_settings,
     check_trust,
@@ -22,6 +17,7 @@ from .options import (
     value_of,
 )
 from .progress import ending
+from .show import complain, note, say, say_json
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
 
 
@@ -104,5 +100,5 @@ def run(args: argparse.Namespace) -> int:
         complain("train", error)
         return 1
     if rank == 0:
-        say_json(result) if args.json else say(f"{ending(result)}\nrun: {out}")
+        say_json(result.to_dict()) if args.json else say(f"{ending(result)}\nrun: {out}")
     return 0

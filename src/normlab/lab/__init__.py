@@ -11,7 +11,7 @@ from .experiment import Experiment
 from .folders import FolderInUse
 from .pool import Pool, StorageFailed
 from .rates import lr_range
-from .sweep import Plan, Sweep, Trial, checked, plan, run
+from .sweep import Message, Plan, Sweep, Trial, checked, plan, run
 from .tasks import TASKS
 from .train import Stopped, train
 
@@ -19,6 +19,7 @@ __all__ = [
            "TASKS",
            "Experiment",
            "FolderInUse",
+           "Message",
            "Plan",
            "Pool",
            "Stopped",

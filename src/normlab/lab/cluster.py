@@ -29,18 +29,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .. import __version__
-from ..runs import INFO, Writer
+from ..errors import need
+from ..runs import INFO, Result, Writer, replacing, trial_folder
 from .checkpoint import FILE as CHECKPOINT
 from .experiment import Experiment
 from .folders import LOCK, sole_writer
 from .parts import named
-from .pool import RETRIES, Notify, StorageFailed, WorkerFailed, warm_up
-from .sweep import TRIALS, Trial
+from .pool import RETRIES, StorageFailed, WorkerFailed, warm_up
+from .sweep import Message, Notify, Trial
 from .train import attempt, failed
 
 GRACE = 5.0  # seconds a cancelled trial has for removing its temporary folder; then it is killed, and the folder stays
 INSTALLED = {"site-packages", "dist-packages"}  # what lies there must be installed on the nodes too
-Luggage = tuple[dict[str, bytes], list[str]]
+Sent = tuple[dict[str, bytes], list[str]]  # files by their names on the node; which of these are experiment.files
 # On a node; the same for all trials of a worker, since data is cached by its path. It exists while one of them runs.
 PLACE = Path(tempfile.gettempdir()).resolve() / f"normlab-{os.urandom(8).hex()}"
 
@@ -79,7 +80,7 @@ class Cluster:
     def _run(self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
         waiting, losses = deque(trials), Counter[str]()
         running: dict[Any, Trial] = {}
-        luggage: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same
+        stored: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same
         known = self.work if self.address is None else {}  # a machine's rate is known where it was measured
         try:
             while waiting or running:
@@ -88,17 +89,17 @@ class Cluster:
                 while waiting and len(running) < (self.workers or max(1, 2 * cpus // waiting[0].experiment.threads)):
                     trial = waiting.popleft()
                     e = trial.experiment
-                    need = (e.files, e.make_model, e.make_data, e.make_loss)
-                    if need not in luggage:
-                        luggage[need] = ray.put(_luggage(e))
+                    asked = (e.files, e.make_model, e.make_data, e.make_loss)
+                    if asked not in stored:
+                        stored[asked] = ray.put(_files_for(e))
                     remote = ray.remote(_trial).options(num_cpus=e.threads, max_retries=0, name=trial.name)
                     running[
-                        remote.remote(e.to_dict(), luggage[need], dict(known.get(trial.cell, {})), __version__, stays)
+                        remote.remote(e.to_dict(), stored[asked], dict(known.get(trial.cell, {})), __version__, stays)
                     ] = trial
-                    notify("started", trial, {})
+                    notify("started", trial, Message())
                 for task in ray.wait(list(running), timeout=1.0)[0]:
                     trial = running.pop(task)
-                    if not self._end(ray, task, trial, folder / TRIALS / trial.name, losses, notify):
+                    if not self._end(ray, task, trial, trial_folder(folder, trial.name), losses, notify):
                         waiting.appendleft(trial)
         except BaseException:
             # Who has gone by itself must not be killed on top of it: in Ray 2.60 that may abort this process.
@@ -122,21 +123,21 @@ class Cluster:
             reason = str(error.cause) if raised else f"its worker or node is gone ({type(error).__name__})"
             losses[trial.name] += 1
             if losses[trial.name] <= RETRIES:
-                notify("lost", trial, {"reason": f"{reason}; it starts again"})
+                notify("lost", trial, Message(reason=f"{reason}; it starts again"))
                 return False
             if raised:
                 raise StorageFailed(reason) from error
             result = failed(f"lost {losses[trial.name]} times; the last time {reason}")
             info = {"experiment": trial.experiment.to_dict(), "seed": trial.experiment.seed}
             with _emptied(at):
-                Writer(at, info).close("failed", result=result)
+                Writer(at, info).close("failed", result=result.to_dict())
         else:
             with _emptied(at):
                 _unpack({name: data for name, data in contents.items() if name != INFO}, at)
-                _unpack({INFO + ".partial": contents[INFO]}, at)
-                os.replace(at / (INFO + ".partial"), at / INFO)
-            result = json.loads(contents[INFO])["result"]
-        notify("ended", trial, {"result": result})
+                with replacing(at / INFO) as file:
+                    file.write(contents[INFO])
+            result = Result.from_dict(json.loads(contents[INFO])["result"])
+        notify("ended", trial, Message(result=result))
         return True
 
 
@@ -144,10 +145,7 @@ def _ray(address: str | None) -> Any:
     if address is None:  # as everywhere but on Linux, Ray then listens on the loopback interface alone
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray starts: nothing is reported to its makers
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ImportError("the engine ray needs Ray: pip install 'normlab[ray]'") from error
+    return need("the engine ray", "ray", "ray")
 
 
 @contextlib.contextmanager
@@ -177,8 +175,8 @@ def _unpack(contents: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-def _luggage(experiment: Experiment) -> Luggage:
-    """What goes with a trial, by its names on the node; and which of these are experiment.files."""
+def _files_for(experiment: Experiment) -> Sent:
+    """What goes with a trial."""
     contents, names = _code(experiment), []
     for asked in experiment.files:
         if not Path(asked).exists():
@@ -211,15 +209,13 @@ def _source(module: Any) -> Path:
 # ---- on the node -----------------------------------------------------------------------------------------------------
 
 
-def _trial(
-    asked: dict[str, Any], luggage: Luggage, work: dict[str, float], version: str, stays: bool
-) -> dict[str, bytes]:
+def _trial(asked: dict[str, Any], sent: Sent, work: dict[str, float], version: str, stays: bool) -> dict[str, bytes]:
     """Train one experiment on this node; returns its run directory as {name: bytes}."""
     if version != __version__:
         raise RuntimeError(f"{socket.gethostname()} has normlab {__version__}, the caller has {version}")
     os.environ["OMP_NUM_THREADS"] = str(asked["threads"])  # for processes that the user's code starts
     try:
-        return _train(asked, luggage, work)
+        return _train(asked, sent, work)
     except OSError as error:
         raise StorageFailed(f"the temporary folder of {socket.gethostname()} cannot be written: {error}") from error
     except KeyboardInterrupt:  # cancelled, maybe in the middle of an import
@@ -230,10 +226,10 @@ def _trial(
         shutil.rmtree(PLACE, ignore_errors=True)
 
 
-def _train(asked: dict[str, Any], luggage: Luggage, work: dict[str, float]) -> dict[str, bytes]:
-    code, files = str(PLACE / "code"), [str(PLACE / name) for name in luggage[1]]
+def _train(asked: dict[str, Any], sent: Sent, work: dict[str, float]) -> dict[str, bytes]:
+    code, files = str(PLACE / "code"), [str(PLACE / name) for name in sent[1]]
     PLACE.mkdir(mode=0o700)
-    _unpack(luggage[0], PLACE)
+    _unpack(sent[0], PLACE)
     for path in (PLACE / "files").rglob("*"):
         os.utime(path, (0, 0))  # data is cached by its times as well
     sys.path[:] = [code, *(p for p in sys.path if p != code)]

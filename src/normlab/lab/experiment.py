@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from ..errors import RunUnreadable, unknown
 from ..runs import INFO, Run, read_text
@@ -182,8 +184,8 @@ class Experiment:
         return cls.from_dict(read_toml(path))
 
     def to_toml(self) -> str:
-        """As :meth:`read` reads it. TOML has no null: what is None is left out, and None is its default."""
-        return "\n".join(_toml_lines(self.to_dict())).strip() + "\n"
+        """As :meth:`read` reads it. What is None is left out, and None is its default."""
+        return tomli_w.dumps(_without_null({k: v for k, v in self.to_dict().items() if v != {}}))
 
     def differences(self, other: Experiment) -> list[str]:
         """Names of the fields in which two experiments differ."""
@@ -195,30 +197,15 @@ def _list_of(value: Any, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
 
 
-def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
-    if (table and path) or len(path) > 1:
-        yield from ("", f"[{'.'.join(map(_toml_key, path))}]")
-    for key, value in table.items():
-        if not isinstance(value, Mapping) and value is not None:
-            yield f"{_toml_key(key)} = {_toml_value(value)}"
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _toml_lines(value, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
+def _without_null(value: Any) -> Any:
+    """TOML has no null: what is None is left out of a table, and has no place in a list."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return {k: _without_null(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if value is None:
-        raise ValueError("TOML has no null, so a list with one cannot be written")
-    # Strings, numbers and booleans are written as in JSON, but for the one control character that JSON lets stand.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        if None in value:
+            raise ValueError("TOML has no null, so a list with one cannot be written")
+        return [_without_null(v) for v in value]
+    return value
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # no such locks on Windows: nothing is refused there
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock, Timeout
 
 LOCK = "lock"
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -39,20 +35,20 @@ class FolderInUse(RuntimeError):
 def sole_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder, made if need be; after ``wait`` seconds give up with :class:`FolderInUse`, naming who has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)  # not inherited by child processes
+    path = folder / LOCK
+    lock = FileLock(path, timeout=wait, poll_interval=0.02)
     try:
-        until = time.monotonic() + wait
-        while fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    holder = os.pread(handle, 64, 0).decode(errors="replace").strip() or "unknown"
-                    raise FolderInUse(f"{folder} is being written by process {holder}; wait for it or end it") from None
-                time.sleep(0.02)
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = path.read_text(errors="replace")[:64].strip()
+        raise FolderInUse(
+            f"{folder} is being written by process {holder or 'unknown'}; wait for it or end it"
+        ) from None
+    try:
+        with suppress(PermissionError):  # Windows lets nobody write to a locked file
+            path.write_text(str(os.getpid()))
         yield
     finally:
-        os.close(handle)
+        lock.release()

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..runs import Writer
+from ..runs import Result, Writer, trial_folder
 from .experiment import Experiment
-from .sweep import TRIALS, Trial, finished
+from .sweep import Message, Notify, Trial, finished
 
 RETRIES = 2
 FALSE_STARTS = 3  # workers in a row that end before they take a trial
@@ -34,8 +34,6 @@ PATIENCE = 20.0  # seconds a worker has for saving after it was asked to stop
 
 # The working folder comes last: a random.py in it must not pass for Python's own.
 START = "import sys; sys.path[:] = [p for p in sys.path if p] + ['']; from normlab.lab.pool import serve; serve()"
-
-Notify = Callable[[str, Trial, dict[str, Any]], None]
 
 
 class StorageFailed(RuntimeError):
@@ -92,21 +90,21 @@ class Pool:
 
             os.environ.update(machine.sixteen_bit()[1])  # workers read it once, before their first product
         waiting, deaths = deque(trials), dict.fromkeys((t.name for t in trials), 0)
-        staff: list[_Worker] = []
+        processes: list[_Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
-                while waiting or any(w.trial for w in staff):
-                    idle = [w for w in staff if w.trial is None]
-                    while waiting and (idle or len(staff) < self.workers):
-                        worker = idle.pop() if idle else self._hire(staff, selector, waiting[0])
+                while waiting or any(w.trial for w in processes):
+                    idle = [w for w in processes if w.trial is None]
+                    while waiting and (idle or len(processes) < self.workers):
+                        worker = idle.pop() if idle else self._start(processes, selector, waiting[0])
                         worker.trial = waiting.popleft()
                         worker.clock()
-                        notify("started", worker.trial, {})
+                        notify("started", worker.trial, Message())
                         with contextlib.suppress(BrokenPipeError):  # dead already: its end of file is read below
                             worker.send(self._order(worker.trial, folder))
                     events = selector.select(timeout=1.0)
                     heard = {key.data: key.data.read() for key, _ in events}
-                    for worker in staff:
+                    for worker in processes:
                         # Processes that the user's loader forked may outlive a worker and hold its pipe open.
                         if worker not in heard and worker.process.poll() is not None:
                             heard[worker] = None
@@ -115,23 +113,23 @@ class Pool:
                             self._hear(worker, message, notify)
                         if messages is None:
                             selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-                            staff.remove(worker)
-                            self._mourn(worker, folder, waiting, deaths, notify)
-                    for worker in [w for w in staff if w.trial is not None and w.ready]:
-                        if self._late(worker, folder, notify):
+                            processes.remove(worker)
+                            self._requeue(worker, folder, waiting, deaths, notify)
+                    for worker in [w for w in processes if w.trial is not None and w.ready]:
+                        if self._timed_out(worker, folder, notify):
                             selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
-                            staff.remove(worker)
-                            self._dismiss([worker])
+                            processes.remove(worker)
+                            self._shut_down([worker])
             except BaseException:
-                self._stop(staff)
+                self._stop(processes)
                 raise
-            self._dismiss(staff)
+            self._shut_down(processes)
 
     def _order(self, trial: Trial, folder: Path) -> dict[str, Any]:
-        return {"experiment": trial.experiment.to_dict(), "folder": str((folder / TRIALS / trial.name).absolute()),
+        return {"experiment": trial.experiment.to_dict(), "folder": str(trial_folder(folder, trial.name).absolute()),
                 "checkpoint_seconds": self.checkpoint_seconds, "work": self.work.get(trial.cell, {})}  # fmt: skip
 
-    def _hire(self, staff: list[_Worker], selector: selectors.BaseSelector, trial: Trial) -> _Worker:
+    def _start(self, processes: list[_Worker], selector: selectors.BaseSelector, trial: Trial) -> _Worker:
         threads = str(trial.experiment.threads)
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which then asks the workers to save.
         process = subprocess.Popen(
@@ -139,7 +137,7 @@ class Pool:
             env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}, start_new_session=True,
         )  # fmt: skip
         worker = _Worker(process)
-        staff.append(worker)
+        processes.append(worker)
         selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
         return worker
 
@@ -155,13 +153,15 @@ class Pool:
             raise StorageFailed(message["error"])
         if message["kind"] == "ended":
             worker.trial = None
-        notify(message.pop("kind"), trial, message)
+            notify("ended", trial, Message(result=Result.from_dict(message["result"])))
+        else:
+            notify("step", trial, Message(step=message["step"], loss=message["loss"]))
 
-    def _mourn(
+    def _requeue(
         self, worker: _Worker, folder: Path, waiting: deque[Trial], deaths: dict[str, int], notify: Notify
     ) -> None:
         """A worker is gone: its trial goes back to the head of the queue, or ends as failed."""
-        self._dismiss([worker])
+        self._shut_down([worker])
         code, trial = worker.process.returncode, worker.trial
         if trial is None:
             return
@@ -173,11 +173,11 @@ class Pool:
                     f"{self.false_starts} workers in a row ended before they took a trial, the last with {how}; what they said is above"
                 )
             waiting.appendleft(trial)
-            notify("lost", trial, {"reason": f"its worker ended with {how} before it began; another takes it"})
+            notify("lost", trial, Message(reason=f"its worker ended with {how} before it began; another takes it"))
             return
         deaths[trial.name] += 1
         if deaths[trial.name] <= RETRIES:
-            notify("lost", trial, {"reason": f"its worker ended with {how}; it goes on from its last checkpoint"})
+            notify("lost", trial, Message(reason=f"its worker ended with {how}; it goes on from its last checkpoint"))
             waiting.appendleft(trial)
             return
         from .train import failed
@@ -186,13 +186,13 @@ class Pool:
                                          + ("; out of memory is the usual cause" if code == -signal.SIGKILL else "")), notify)  # fmt: skip
 
     @staticmethod
-    def _fail(trial: Trial, folder: Path, result: dict[str, Any], notify: Notify) -> None:
+    def _fail(trial: Trial, folder: Path, result: Result, notify: Notify) -> None:
         """In its worker's stead, which is gone."""
         info = {"experiment": trial.experiment.to_dict(), "seed": trial.experiment.seed}
-        Writer(folder / TRIALS / trial.name, info, again=True).close("failed", result=result)
-        notify("ended", trial, {"result": result})
+        Writer(trial_folder(folder, trial.name), info, again=True).close("failed", result=result.to_dict())
+        notify("ended", trial, Message(result=result))
 
-    def _late(self, worker: _Worker, folder: Path, notify: Notify) -> bool:
+    def _timed_out(self, worker: _Worker, folder: Path, notify: Notify) -> bool:
         """Say that a trial seems to hang; True: its time was over and it was ended."""
         trial, now = worker.trial, time.monotonic()
         assert trial is not None
@@ -201,7 +201,7 @@ class Pool:
             _kill(worker.process)
             done, _ = finished(folder, [trial])  # at the very last moment
             if done:
-                notify("ended", trial, {"result": done[trial.name]})
+                notify("ended", trial, Message(result=done[trial.name]))
             else:
                 from .train import failed
 
@@ -211,35 +211,35 @@ class Pool:
         if now - worker.heard > worker.patience:
             worker.patience *= 2
             hint = "" if limit is not None else "; --trial-timeout would end it"
-            notify("quiet", trial, {"reason": f"no step for {now - worker.heard:.0f} s, it may hang{hint}"})
+            notify("quiet", trial, Message(reason=f"no step for {now - worker.heard:.0f} s, it may hang{hint}"))
         return False
 
-    def _stop(self, staff: list[_Worker]) -> None:
+    def _stop(self, processes: list[_Worker]) -> None:
         """Ask all to save; who has not gone in time, or when the user presses Ctrl-C again, is ended."""
-        for worker in staff:
+        for worker in processes:
             worker.process.terminate()
-            self._hang_up(worker)
+            self._close_orders(worker)
         until = time.monotonic() + PATIENCE
         try:
-            for worker in staff:
+            for worker in processes:
                 worker.process.wait(timeout=max(0.0, until - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            for worker in staff:
+            for worker in processes:
                 worker.process.kill()
-        self._dismiss(staff)
+        self._shut_down(processes)
 
     @staticmethod
-    def _dismiss(staff: list[_Worker]) -> None:
+    def _shut_down(processes: list[_Worker]) -> None:
         """An end of file tells an idle worker to go."""
-        for worker in staff:
-            Pool._hang_up(worker)
-        for worker in staff:
+        for worker in processes:
+            Pool._close_orders(worker)
+        for worker in processes:
             worker.process.wait()
             assert worker.process.stdout is not None
             worker.process.stdout.close()
 
     @staticmethod
-    def _hang_up(worker: _Worker) -> None:
+    def _close_orders(worker: _Worker) -> None:
         assert worker.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             worker.process.stdin.close()
@@ -249,7 +249,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """With the processes that the user's code started in it."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its own session, see _hire
+            os.killpg(process.pid, signal.SIGKILL)  # its own session, see _start
     else:
         process.kill()
     process.wait()
@@ -312,7 +312,7 @@ def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], 
             return
         with contextlib.suppress(OSError):
             os.chdir(home)  # a factory may have left it: the next trial starts where this one did
-        say("ended", result=result)
+        say("ended", result=result.to_dict())
 
 
 def warm_up() -> None:

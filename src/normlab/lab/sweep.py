@@ -3,9 +3,7 @@
 The grid is complete and balanced, and all cells share seeds and data order, so that differences are paired. A trial's folder is
 its only record: what is finished is what the folders say, and resuming is planning again and leaving those out.
 
-    sweep.json               what is compared (schema normlab.sweep/1)
-    trials/<name>/           one run each
-    summary.json, *.csv      the answer, see normlab.answer
+What lies where in the folder is known to :mod:`normlab.runs`.
 """
 
 from __future__ import annotations
@@ -17,19 +15,37 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
-from ..answer import OUTCOMES, SWEEP_SCHEMA, cell_name, plain, read_sweep, read_trial, same
 from ..errors import RunUnreadable, require, unknown
-from ..runs import INFO, READINGS, Run, replace_file
+from ..runs import (
+    INFO,
+    LR,
+    READINGS,
+    SEED,
+    SWEEP,
+    WITHIN_CELLS,
+    Axes,
+    Grid,
+    Refused,
+    Result,
+    Run,
+    cell_name,
+    finished_result,
+    holds_sweep,
+    outer,
+    plain,
+    read_grid,
+    same,
+    trial_folder,
+    write_grid,
+)
 from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
 
-FILE, TRIALS = "sweep.json", "trials"
-INNER_AXES = ("lr", "seed")  # the rest names the cells
 LONGEST = 200  # bytes of a trial's name; file systems take 255
 START_SECONDS = 3.0  # until a worker has loaded torch
 
@@ -40,7 +56,7 @@ class Trial:
 
     name: str
     cell: str
-    axes: Mapping[str, Any]
+    axes: Axes
     experiment: Experiment
 
 
@@ -55,8 +71,8 @@ class Sweep:
 
     base: Experiment = field(default_factory=Experiment)
     axes: Mapping[str, Sequence[Any]]
-    baseline: Mapping[str, Any] | None = None  # the cell others are compared with; None: the first
-    refused: Sequence[Mapping[str, Any]] = ()  # cells that cannot be built, with the reason
+    baseline: Axes | None = None  # the cell others are compared with; None: the first
+    refused: Sequence[Refused] = ()  # cells that cannot be built
 
     def __post_init__(self) -> None:
         for name, values in self.axes.items():
@@ -80,24 +96,22 @@ class Sweep:
             known = "; ".join(cell_name(cell) for cell in self.cells())
             raise ValueError(f"the baseline {dict(self.baseline)} is none of the cells: {known}")
 
-    @property
-    def outer(self) -> list[str]:
-        return [name for name in self.axes if name not in INNER_AXES]
-
     def cells(self) -> list[dict[str, Any]]:
-        values = itertools.product(*(self.axes[name] for name in self.outer))
-        return [dict(zip(self.outer, chosen, strict=True)) for chosen in values]
+        """Refused ones included."""
+        names = outer(self.axes)
+        values = itertools.product(*(self.axes[name] for name in names))
+        return [dict(zip(names, chosen, strict=True)) for chosen in values]
 
     def trials(self) -> list[Trial]:
-        """Seeds outermost: a sweep cut short leaves whole grids behind."""
-        inner = {name: self.axes.get(name, [getattr(self.base, name)]) for name in INNER_AXES}
-        shut = {same(r["axes"]) for r in self.refused}
+        """Seeds outermost: a sweep cut short leaves whole grids."""
+        inner = {name: self.axes.get(name, [getattr(self.base, name)]) for name in WITHIN_CELLS}
+        shut = {same(r.axes) for r in self.refused}
         found = []
-        for seed, axes, lr in itertools.product(inner["seed"], self.cells(), inner["lr"]):
+        for seed, axes, lr in itertools.product(inner[SEED], self.cells(), inner[LR]):
             if same(axes) in shut:
                 continue
             words = [plain(v) if k in ("norm", "placement") else plain(k) + plain(v) for k, v in axes.items()]
-            name = _folder_name("-".join([*words, f"lr{plain(lr)}", f"seed{plain(seed)}"]))
+            name = _folder_name("-".join([*words, LR + plain(lr), SEED + plain(seed)]))
             experiment = self.base.changed(**axes, lr=lr, seed=seed)
             found.append(Trial(name, cell_name(axes), axes, experiment))
         return found
@@ -107,22 +121,23 @@ class Sweep:
         found = {name: {getattr(self.base, name), *self.axes.get(name, ())} - {None} for name in CODE}
         return {name: names for name, names in found.items() if names}
 
+    def grid(self) -> Grid:
+        """As sweep.json holds it."""
+        baseline = self.baseline or self.cells()[0]
+        return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused))
+
     def to_dict(self) -> dict[str, Any]:
-        axes = {name: list(values) for name, values in self.axes.items()}
-        found = {"schema": SWEEP_SCHEMA, "base": self.base.to_dict(), "axes": axes,
-                 "baseline": dict(self.baseline or self.cells()[0]),
-                 "refused": [{**r, "cell": cell_name(r["axes"])} for r in self.refused]}  # fmt: skip
-        return json.loads(json.dumps(found))  # as it will be read again: a pair is a list
+        return json.loads(json.dumps(self.grid().to_dict()))  # as it will be read again: a pair is a list
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        found = read_sweep(folder)
+        found = read_grid(folder)
         try:
-            return cls(base=Experiment.from_dict(found["base"]), axes=found["axes"], baseline=found["baseline"],
-                       refused=found["refused"])  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
+            base = Experiment.from_dict(found.base)
+            return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused)
+        except (TypeError, ValueError) as error:
             raise RunUnreadable(
-                f"{Path(folder) / FILE} does not describe a sweep: {type(error).__name__}: {error}"
+                f"{Path(folder) / SWEEP.file} does not describe a sweep: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -154,47 +169,46 @@ def checked(sweep: Sweep) -> Sweep:
             try:
                 model_config(sweep.base.changed(**axes), task)
             except ValueError as error:
-                refused.append({"axes": axes, "reason": str(error)})
+                refused.append(Refused(axes=axes, reason=str(error)))
     if len(refused) == len(sweep.cells()):
-        raise ValueError(f"no cell of this sweep can be built: {refused[0]['reason']}")
+        raise ValueError(f"no cell of this sweep can be built: {refused[0].reason}")
     baseline = dict(sweep.baseline or sweep.cells()[0])
-    if baseline in [r["axes"] for r in refused]:
-        baseline = next(c for c in sweep.cells() if c not in [r["axes"] for r in refused])
+    shut = [r.axes for r in refused]
+    if baseline in shut:
+        baseline = next(cell for cell in sweep.cells() if cell not in shut)
     return Sweep(base=sweep.base, axes=sweep.axes, baseline=baseline, refused=refused)
 
 
-def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, dict[str, Any]], list[Trial]]:
+def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Result], list[Trial]]:
     """(results of the trials that ended with one, the trials still to run). A run that cannot be read is run again."""
     results, missing = {}, []
     for trial in trials:
-        try:
-            entry, info = _ended(folder, trial)
-        except RunUnreadable:
+        e = trial.experiment
+        result = finished_result(trial_folder(folder, trial.name), trial.axes, e.lr, e.seed)
+        if result is None:
             missing.append(trial)
-            continue
-        if info["status"] == "finished" and entry["outcome"] in OUTCOMES:
-            results[trial.name] = info["result"]
         else:
-            missing.append(trial)
+            results[trial.name] = result
     return results, missing
 
 
-def _ended(folder: Path, trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the trial's folder holds, if it is this trial's."""
-    place = folder / TRIALS / trial.name
-    entry, info = read_trial(place, list(trial.axes))
-    wanted = {**trial.axes, "lr": trial.experiment.lr, "seed": trial.experiment.seed}
-    if {**entry["axes"], "lr": entry["lr"], "seed": entry["seed"]} != json.loads(json.dumps(wanted)):
-        raise RunUnreadable(f"{place} holds the run of another trial")
-    return entry, info
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What an engine tells about a trial, by its kind: started; step (with its loss); quiet, lost (why); ended (result)."""
+
+    step: int | None = None
+    loss: float | None = None
+    reason: str | None = None
+    result: Result | None = None
+
+
+Notify = Callable[[str, Trial, Message], None]  # (kind, trial, message)
 
 
 class Engine(Protocol):
-    """What runs trials: the local pool, or a cluster. It tells ``notify(kind, trial, detail)``: started, step, quiet, ended, lost."""
+    """What runs trials: the local pool, or a cluster."""
 
-    def run(
-        self, folder: Path, trials: Sequence[Trial], notify: Callable[[str, Trial, dict[str, Any]], None]
-    ) -> None: ...
+    def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -203,7 +217,7 @@ class Plan:
 
     sweep: Sweep
     folder: Path
-    done: Mapping[str, dict[str, Any]]
+    done: Mapping[str, Result]
     missing: Sequence[Trial]
     workers: int
     seconds: float | None = None  # estimate for what is missing
@@ -212,12 +226,12 @@ class Plan:
 
     def __str__(self) -> str:
         cells = len(self.sweep.cells()) - len(self.sweep.refused)
-        inner = " x ".join(f"{len(self.sweep.axes.get(n, [0]))} {w}" for n, w in (("lr", "rates"), ("seed", "seeds")))
+        inner = " x ".join(f"{len(self.sweep.axes.get(n, [0]))} {w}" for n, w in ((LR, "rates"), (SEED, "seeds")))
         lines = [f"{cells} cells x {inner} = {len(self.done) + len(self.missing)} trials of {self.sweep.base.steps} steps, "
                  f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
         if self.done:
             lines.append(f"{len(self.done)} are finished and stay as they are")
-        lines += [f"refused: {cell_name(r['axes'])}: {r['reason']}" for r in self.sweep.refused]
+        lines += [f"refused: {r.name}: {r.reason}" for r in self.sweep.refused]
         if self.seconds is not None and self.missing:
             lines.append(f"estimated time: {duration(self.seconds)}")
         if self.unknown is not None:
@@ -297,12 +311,12 @@ def _estimate(trials: Sequence[Trial], work: Mapping[str, Mapping[str, float]], 
 
 def check_folder(sweep: Sweep, folder: Path) -> None:
     """Raises if the folder holds another sweep or anything else; changes nothing."""
-    if (folder / FILE).exists():
+    if holds_sweep(folder):
         if Sweep.read(folder).to_dict() != sweep.to_dict():
             raise ValueError(
                 f"{folder} holds another sweep; resume it as it is (--resume {folder}) or choose another folder"
             )
-    elif folder.is_dir() and any(p.name not in (LOCK, FILE + ".partial") for p in folder.iterdir()):
+    elif folder.is_dir() and any(p.name not in (LOCK, SWEEP.file + ".partial") for p in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no sweep; choose another folder")
 
 
@@ -314,14 +328,9 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
     """
     folder = Path(folder)
     check_folder(sweep, folder)
-    if write and not (folder / FILE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        facts = {
-            **sweep.to_dict(),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "normlab": __version__,
-        }
-        replace_file(folder / FILE, json.dumps(facts, indent=1) + "\n")
+    if write and not holds_sweep(folder):
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
     done, missing = finished(folder, sweep.trials())
     work: dict[str, dict[str, float]] = {}
     seconds, unknown = None, None
@@ -334,7 +343,7 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
     return Plan(sweep, folder, done, missing, workers, seconds, work, unknown)
 
 
-def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]], None]) -> None:
+def run(plan: Plan, engine: Engine, notify: Notify) -> None:
     """Run what is missing. Only one process may do so in a folder at a time."""
     from .checkpoint import NEEDS
 
@@ -343,7 +352,7 @@ def run(plan: Plan, engine: Engine, notify: Callable[[str, Trial, dict[str, Any]
         # Between planning and here another sweep may have finished some of it.
         _, missing = finished(plan.folder, plan.missing)
         for trial in missing:
-            _put_aside_unreadable(plan.folder / TRIALS / trial.name)
+            _put_aside_unreadable(trial_folder(plan.folder, trial.name))
         if missing:
             engine.run(plan.folder, missing, notify)
 

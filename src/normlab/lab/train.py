@@ -17,6 +17,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__, machine
 from ..errors import RunUnreadable, require
-from ..runs import INFO, READINGS, Run, Writer
+from ..runs import INFO, READINGS, Result, Run, Writer
 from ..watch import watch
 from . import checkpoint, tasks
 from .batches import evaluate, shares
@@ -58,7 +59,7 @@ def train(
     keep_weights: bool = False,
     work: dict[str, float] | None = None,
     wait: float = 0.0,
-) -> dict[str, Any]:
+) -> Result:
     """Train to the end, from where the folder's last checkpoint left off if there is one; returns the result.
 
     A folder whose run is finished is not trained again. ``on_step(step, loss)`` is called after every step and may raise
@@ -77,12 +78,12 @@ def train(
                 raise ValueError(
                     f"{folder} holds another experiment: {', '.join(changed)} differ; choose another folder"
                 )
-            if run.info["status"] == "finished" and run.info.get("result") is not None:
-                return run.info["result"]
+            if run.info["status"] == "finished" and isinstance(result := run.info.get("result"), dict):
+                return Result.from_dict(result)
         return _Training(experiment, folder, on_step, checkpoint_seconds, keep_weights, work or {}).run()
 
 
-def attempt(experiment: Experiment, folder: Path, **how: Any) -> dict[str, Any]:
+def attempt(experiment: Experiment, folder: Path, **how: Any) -> Result:
     """:func:`train`, with a program that breaks as a result of its own. A disk that cannot be written still raises."""
     try:
         return train(experiment, folder, **how)
@@ -94,9 +95,8 @@ def attempt(experiment: Experiment, folder: Path, **how: Any) -> dict[str, Any]:
         return failed(error)
 
 
-def failed(error: BaseException | str) -> dict[str, Any]:
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return {"outcome": "failed", "error": text}
+def failed(error: BaseException | str) -> Result:
+    return Result(outcome="failed", error=error if isinstance(error, str) else f"{type(error).__name__}: {error}")
 
 
 class _Training:
@@ -120,7 +120,7 @@ class _Training:
         self.gradient_norm = math.nan
         self.probes: dict[str, Tensor] = {}  # what they remembered at the checkpoint
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Result:
         started = time.perf_counter()
         threads = torch.get_num_threads()
         writer: Writer | None = None
@@ -151,15 +151,15 @@ class _Training:
             if writer is None:
                 return result
             spent = self.earlier + time.perf_counter() - started
-            result.update(
-                seconds=round(spent, 3), overhead_seconds=round(max(0.0, spent - self.stepping - self.evaluating), 3),
+            result = replace(
+                result, seconds=round(spent, 3), overhead_seconds=round(max(0.0, spent - self.stepping - self.evaluating), 3),
                 peak_memory=memory.read(), parameters=writer.info["parameters"],
             )  # fmt: skip
-            if self.keep_weights and result["outcome"] != "diverged":
+            if self.keep_weights and result.outcome != "diverged":
                 checkpoint.save_weights(
                     self.folder, model, {"experiment": self.experiment.to_dict(), "step": self.step}
                 )
-            writer.close("finished", result=result)
+            writer.close("finished", result=result.to_dict())
             for name in (checkpoint.FILE, checkpoint.FILE + ".partial"):  # a kill while saving leaves the second
                 (self.folder / name).unlink(missing_ok=True)
             return result
@@ -174,7 +174,7 @@ class _Training:
                     raise OSError(error.errno, error.strerror, str(self.folder)) from error
             elif self.rank == 0:
                 writer = writer or Writer(self.folder, info, again=True)
-                writer.close("failed", result=failed(error), traceback=traceback.format_exc())
+                writer.close("failed", result=failed(error).to_dict(), traceback=traceback.format_exc())
             raise
         finally:
             torch.set_num_threads(threads)
@@ -222,7 +222,7 @@ class _Training:
 
     def _train(
         self, task: tasks.Task, model: nn.Module, optimizer: torch.optim.Optimizer, writer: Writer | None
-    ) -> dict[str, Any]:
+    ) -> Result:
         experiment = self.experiment
         size = experiment.batch_size or task.batch_size
         if not isinstance(task, tasks.OwnTask) and size % (experiment.accumulate * self.processes):
@@ -325,30 +325,31 @@ class _Training:
             writer.write(self.step, {name: {"model": v} for name, v in named.items() if v is not None})
         self.evaluating += time.perf_counter() - began
 
-    def _diverged(self, what: str, writer: Writer | None) -> dict[str, Any]:
+    def _diverged(self, what: str, writer: Writer | None) -> Result:
         cause = f"{what} at step {self.step}"
         if writer is not None:
             seen = [e for e in Run(self.folder).events() if e["event"] == "nonfinite" and e.get("site")]
             if seen:
-                cause += f", first seen behind {seen[-1]['site']}"
+                cause += f", first seen after {seen[-1]['site']}"
         if math.isfinite(self.gradient_norm):
             cause += f"; gradient norm a step earlier {self.gradient_norm:.3g}"
-        return {**self._result(None), "outcome": "diverged", "diverged_at": self.step, "cause": cause, "loss": None,
-                "loss_half_width": None, "accuracy": None, "train_loss": None}  # fmt: skip
+        return replace(
+            self._result(None), outcome="diverged", diverged_at=self.step, cause=cause, loss=None, loss_half_width=None,
+            accuracy=None, train_loss=None,
+        )  # fmt: skip
 
-    def _result(self, task: tasks.Task | None) -> dict[str, Any]:
+    def _result(self, task: tasks.Task | None) -> Result:
         rate = self.tokens / self.stepping if self.stepping and self.tokens else None  # of one's own data: unknown
         flops, limit = self.work.get("flops_per_step"), self.work.get("matmul_rate")
         share = flops * self.step / self.stepping / limit if flops and limit and self.stepping else None
         loss = self.curve[-1][1] if self.curve else None
-        result: dict[str, Any] = {
-            "outcome": "trained", "steps": self.step, "loss": loss, "loss_half_width": self.last_evaluation.get("half_width"),
-            "accuracy": self.last_evaluation.get("accuracy"), "train_loss": statistics.fmean(self.recent) if self.recent else None,
-            "first_loss": self.first_loss if math.isfinite(self.first_loss) else None,
-            "curve": [[s, v] for s, v in self.curve if math.isfinite(v)],
-            "diverged_at": None, "cause": None, "error": None, "training_seconds": round(self.stepping, 4),
-            "evaluation_seconds": round(self.evaluating, 4), "tokens_per_second": rate, "matmul_share": share,
-        }  # fmt: skip
+        result = Result(
+            outcome="trained", steps=self.step, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),
+            accuracy=self.last_evaluation.get("accuracy"), train_loss=statistics.fmean(self.recent) if self.recent else None,
+            first_loss=self.first_loss if math.isfinite(self.first_loss) else None,
+            curve=tuple((s, v) for s, v in self.curve if math.isfinite(v)), training_seconds=round(self.stepping, 4),
+            evaluation_seconds=round(self.evaluating, 4), tokens_per_second=rate, matmul_share=share,
+        )  # fmt: skip
         if task is not None and loss is not None:
             blind = self.first_loss if task.blind is None else task.blind
             limit = (1 - MARGIN) * blind
@@ -356,11 +357,10 @@ class _Training:
                 whom = "its first training loss" if task.blind is None else "a predictor that never sees the input"
                 middle = next(value for step, value in self.curve if 2 * step >= self.step)
                 falling = loss < (1 - STILL_FALLING) * middle
-                result["outcome"] = "untrained" if falling else "collapsed"
-                result["cause"] = (
-                    f"held-out loss {loss:.4g}, no better than {blind:.4g} of {whom} (by {MARGIN:.0%})"
-                    + (f", but still falling ({middle:.4g} half-way): more steps or a higher rate" if falling else "")
-                )
+                cause = f"held-out loss {loss:.4g}, no better than {blind:.4g} of {whom} (by {MARGIN:.0%})"
+                if falling:
+                    cause += f", but still falling ({middle:.4g} half-way): more steps or a higher rate"
+                return replace(result, outcome="untrained" if falling else "collapsed", cause=cause)
         return result
 
 

@@ -37,7 +37,7 @@ CAUSAL_FORMS: dict[str, dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What :func:`build` makes. Sizes are in values, not bytes; None means the default given behind it."""
+    """What :func:`build` makes. Sizes are in values, not bytes; None means the default named in the comment."""
 
     architecture: str = "encoder"
     dim: int = 128

@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two matrices and a curve between them; SwiGLU has a third, the gate, in front of the first."""
+    """Two matrices and an activation function between them; SwiGLU has a third matrix, the gate, beside the first."""
 
     def __init__(self, config: TransformerConfig, norm: Callable[[int], nn.Module], inside: Inside) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class HybridNorm(Placement):
         feed-forward   x ── N ──┬── S ──+──
                                 └───────┘
 
-    The norm in front of the feed-forward layer is on the stream itself; a last norm follows the stack.
+    The norm before the feed-forward layer is on the stream itself; a last norm follows the stack.
     Zhuo et al. 2025 (arXiv 2503.04598).
 
     >>> HybridNorm.inside.norm_qkv

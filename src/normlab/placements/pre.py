@@ -57,7 +57,7 @@ class PeriNorm(SandwichNorm):
 
 
 class SubNorm(PreNorm):
-    """Pre-norm with a second norm inside the sub-layer, in front of its last matrix.
+    """Pre-norm with a second norm inside the sub-layer, before its last matrix.
 
         x ──┬── N ── [ S' ── N ── W ] ──+── ... ── N        S = W S'; W, values and feed-forward start larger
             └───────────────────────────┘                   (subln_init)
@@ -73,7 +73,7 @@ class SubNorm(PreNorm):
 
 
 class NormFormer(PreNorm):
-    """Pre-norm, with a norm behind attention, one inside the feed-forward layer, and a factor per head.
+    """Pre-norm, with a norm after attention, one inside the feed-forward layer, and a factor per head.
 
         attention      x ──┬── N ── S ── N ──+──        S with one learned factor per head
                            └─────────────────┘
@@ -122,7 +122,7 @@ class LayerNormScaling(PreNorm):
 
 
 class ReorderedNorm(Placement):
-    """The norm behind the sub-layer, still on the branch; a last norm. OLMo 2 (arXiv 2501.00656).
+    """The norm after the sub-layer, still on the branch; a last norm. OLMo 2 (arXiv 2501.00656).
 
         x ──┬── S ── N ──+── ... ── N
             └────────────┘

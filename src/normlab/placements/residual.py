@@ -54,7 +54,7 @@ class Slot:
 class Inside:
     """What a placement asks of the sub-layers themselves."""
 
-    norm_before_output: tuple[str, ...] = ()  # kinds of sub-layer with a norm in front of their last matrix
+    norm_before_output: tuple[str, ...] = ()  # kinds of sub-layer with a norm before their last matrix
     norm_qkv: bool = False  # norms on queries, keys and values
     scale_heads: bool = False  # one learned factor per attention head
 

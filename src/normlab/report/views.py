@@ -17,12 +17,23 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from .. import runs
 from ..diagnosis import FEW, diagnose
 from ..errors import RunUnreadable
-from ..runs import INFO, Run, Series
+from ..runs import (
+    INFO,
+    SUMMARY,
+    Cell,
+    Result,
+    Run,
+    Series,
+    TrialResult,
+    holds_summary,
+    holds_sweep,
+    read_grid,
+    read_summary,
+    trial_folder,
+)
 
-SUMMARY, SWEEP = runs.SUMMARY.file, runs.SWEEP.file
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page
 BYTES = 200_000_000  # of readings; about two seconds to parse
@@ -37,109 +48,97 @@ Data = dict[str, Any]
 def view(folder: str | Path) -> Data:
     """What there is to show in this folder: a sweep (summary.json) or a single run (run.json)."""
     folder = Path(folder)
-    if (folder / SUMMARY).exists():
+    if holds_summary(folder):
         return _of_sweep(folder)
     if (folder / INFO).exists():
         return _of_run(folder)
-    if (folder / SWEEP).exists():
-        raise RunUnreadable(f"{folder} holds a sweep without {SUMMARY}: it is written when trials have ended")
-    raise RunUnreadable(f"{folder} holds nothing to report: neither {SUMMARY} (a sweep) nor {INFO} (a run) is in it")
+    if holds_sweep(folder):
+        raise RunUnreadable(f"{folder} holds a sweep without {SUMMARY.file}: it is written when trials have ended")
+    raise RunUnreadable(
+        f"{folder} holds nothing to report: neither {SUMMARY.file} (a sweep) nor {INFO} (a run) is in it"
+    )
 
 
 # ---- a sweep ---------------------------------------------------------------------------------------------------------
 
 
 def _of_sweep(folder: Path) -> Data:
-    summary = runs.read(folder, runs.SUMMARY)
-    sweep = runs.read(folder, runs.SWEEP) if (folder / SWEEP).exists() else {}
-    trials: list[Data] = summary.get("trials") or []
-    cells: list[Data] = sorted(summary.get("cells") or [], key=lambda c: c.get("rank") or math.inf)
-    refused: list[Data] = summary.get("refused") or []
-    shown = {c["cell"]: c.get("best_lr") or min((r["lr"] for r in c.get("rates") or []), default=None) for c in cells}
-    at_rate: dict[str, list[Data]] = {name: [] for name in shown}
-    for trial in sorted(trials, key=lambda t: t.get("seed") or 0):
-        if trial["cell"] in shown and trial.get("lr") == shown[trial["cell"]]:
-            at_rate[trial["cell"]].append(trial)
-    baseline = summary.get("baseline")
+    summary = read_summary(folder)
+    grid = read_grid(folder) if holds_sweep(folder) else None
+    trials, baseline = summary.trials, summary.baseline
+    cells = sorted(summary.cells, key=lambda c: c.rank or math.inf)
+    shown = {c.name: c.best_lr or min((r.lr for r in c.rates), default=None) for c in cells}
+    at_rate: dict[str, list[TrialResult]] = {name: [] for name in shown}
+    for trial in sorted(trials, key=lambda t: t.seed or 0):
+        if trial.cell in shown and trial.lr == shown[trial.cell]:
+            at_rate[trial.cell].append(trial)
     opened = sorted(shown, key=lambda name: name != baseline)[:CELLS]  # the baseline, then by rank
     read, unreadable = _open(folder, {name: at_rate[name] for name in opened})
     failures = _failures(trials)
     return {
-        "kind": "sweep", "title": folder.resolve().name, "task": summary.get("task"), "unit": summary.get("unit"),
-        "blind": summary.get("blind"), "target_loss": summary.get("target_loss"), "baseline": baseline,
-        "complete": bool(summary.get("complete", True)), "ended": len(trials), "planned": _planned(sweep, len(refused)),
-        "failed": sum(t.get("outcome") == "failed" for t in trials),
-        "verdict": {k: list(_dict(summary.get("verdict")).get(k) or []) for k in ("en", "zh")},
-        "cells": [_row(c, baseline, shown[c["cell"]]) for c in cells], "map": _map(cells, summary.get("blind")),
+        "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
+        "target_loss": summary.target_loss, "baseline": baseline, "complete": summary.complete, "ended": len(trials),
+        "planned": None if grid is None else grid.planned, "failed": sum(t.outcome == "failed" for t in trials),
+        "verdict": summary.verdict.to_dict(),
+        "cells": [_row(c, baseline, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
             "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
-            "heldout": [c for n in shown if (c := _curve(n, shown[n], [_points(t.get("curve")) for t in at_rate[n]]))],
+            "heldout": [c for n in shown if (c := _curve(n, shown[n], [_points(t.curve) for t in at_rate[n]]))],
         },
         "depth": _depth({n: (shown[n], read.get(n, [])) for n in shown}),
         "findings": [{"cell": n, "lr": shown[n], **read[n][0]["found"]} for n in shown if read.get(n)],
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
-        "refused": refused, "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
+        "refused": [r.to_dict() for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
         "facts": {
-            **{k: summary.get(k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
-            "seeds": sorted({t["seed"] for t in trials if t.get("seed") is not None}), "trials": len(trials),
-            **_facts(summary, next((r[0]["info"] for r in read.values() if r), {}), sweep.get("base")),
+            **{k: getattr(summary, k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
+            "seeds": sorted({t.seed for t in trials if t.seed is not None}), "trials": len(trials),
+            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), grid and grid.base),
         },
     }  # fmt: skip
 
 
-def _planned(sweep: Mapping[str, Any], refused: int) -> int | None:
-    sizes = {name: len(values) for name, values in _dict(sweep.get("axes")).items()}
-    each = sizes.pop("lr", 1) * sizes.pop("seed", 1)
-    return (math.prod(sizes.values()) - refused) * each if sizes else None
+def _row(cell: Cell, baseline: str | None, shown: float | None) -> Data:
+    def count(*outcomes: str) -> int:
+        return sum(rate.count(*outcomes) for rate in cell.rates)
+
+    kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best")}
+    return {**kept, "is_baseline": cell.name == baseline, "shown_lr": shown, "tied": cell.tied_with_best and cell.rank != 1,
+            "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed")}  # fmt: skip
 
 
-def _row(cell: Mapping[str, Any], baseline: str | None, shown: float | None) -> Data:
-    counts = {k: sum(r.get(k) or 0 for r in cell.get("rates") or []) for k in ("trained", *WRONG)}
-    keys = ("cell", "rank", "mean", "low", "high", "n", "best_lr", "best_at_edge", "largest_stable_lr",
-            "divergence_rate", "steps_to_target", "tokens_per_second", "peak_memory")  # fmt: skip
-    difference = _dict(cell.get("difference"))
-    difference = {k: difference.get(k) for k in ("mean", "low", "high", "n", "p", "p_holm", "decided", "seeds_needed")}
-    return {**{k: cell.get(k) for k in keys}, "difference": difference if cell.get("difference") else None,
-            "is_baseline": cell["cell"] == baseline, "shown_lr": shown, "trials": sum(counts.values()),
-            "tied": bool(cell.get("tied_with_best")) and cell.get("rank") != 1, "failed": counts["failed"],
-            "broken": counts["diverged"] + counts["collapsed"],
-            "stable_up_to_edge": bool(cell.get("stable_up_to_edge"))}  # fmt: skip
-
-
-def _map(cells: Sequence[Mapping[str, Any]], blind: float | None) -> Data:
+def _map(cells: Sequence[Cell], blind: float | None) -> Data:
     """Learning rate x cell. Colors end at the blind predictor: what lies above has learned nothing, however far."""
-    rates = sorted({r["lr"] for c in cells for r in c.get("rates") or []})
-    blank = {"mean": None, "n": 0, **dict.fromkeys(("trained", *WRONG), 0)}
-    rows = []
+    rates = sorted({r.lr for c in cells for r in c.rates})
+    rows: list[Data] = []
     for cell in cells:
-        at = {r["lr"]: {k: v for k, v in r.items() if v is not None} for r in cell.get("rates") or []}
-        squares = [{**blank, **at[lr], "best": lr == cell.get("best_lr")} if lr in at else None for lr in rates]
-        rows.append({"cell": cell["cell"], "squares": squares})
+        at = {r.lr: r for r in cell.rates}
+        squares = [{**at[lr].to_dict(), "best": lr == cell.best_lr} if lr in at else None for lr in rates]
+        rows.append({"cell": cell.name, "squares": squares})
     means = [s["mean"] for row in rows for s in row["squares"] if s and s["mean"] is not None]
     low, high = min(means, default=0.0), max(means, default=0.0)
     cut = blind is not None and low < blind < high
     return {"rates": rates, "rows": rows, "low": low if means else None, "high": blind if cut else high, "cut": cut}
 
 
-def _failures(trials: Iterable[Mapping[str, Any]]) -> list[Data]:
+def _failures(trials: Iterable[TrialResult]) -> list[Data]:
     """Trials that did not train; seeds of one cell and rate whose causes differ in numbers alone share a row."""
-    groups: dict[tuple[Any, ...], Data] = {}
+    alike: dict[tuple[Any, ...], Data] = {}
     for t in trials:
-        if t.get("outcome") in WRONG:
-            cause = t.get("error") or t.get("cause")
+        if t.outcome in WRONG:
+            cause = t.error or t.cause
             kind = re.sub(r"\d[\d.e+-]*", "0", cause or "")
-            row = groups.setdefault((t["outcome"], t["cell"], t.get("lr"), kind), {
-                "outcome": t["outcome"], "cell": t["cell"], "lr": t.get("lr"), "cause": cause, "seeds": [], "steps": [],
+            row = alike.setdefault((t.outcome, t.cell, t.lr, kind), {
+                "outcome": t.outcome, "cell": t.cell, "lr": t.lr, "cause": cause, "seeds": [], "steps": [],
             })  # fmt: skip
-            row["seeds"].append(t.get("seed"))
-            row["steps"] += [t["diverged_at"]] if t.get("diverged_at") is not None else []
-    return sorted(groups.values(), key=lambda r: (WRONG.index(r["outcome"]), r["cell"], r["lr"] or 0.0))
+            row["seeds"].append(t.seed)
+            row["steps"] += [t.diverged_at] if t.diverged_at is not None else []
+    return sorted(alike.values(), key=lambda r: (WRONG.index(r["outcome"]), r["cell"], r["lr"] or 0.0))
 
 
-def _facts(top: Data, info: Data, settings: Any) -> Data:
-    """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs if not on top."""
-    data = top.get("data") or info.get("data") or _dict(info.get("task")).get("sources")
-    machine, versions = (_flat(top.get(k) or info.get(k)) for k in ("machine", "versions"))
+def _facts(machine: Any, info: Data, settings: Any) -> Data:
+    """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs."""
+    data = info.get("data") or _dict(info.get("task")).get("sources")
+    machine, versions = _flat(machine or info.get("machine")), _flat(info.get("versions"))
     return {"settings": _flat(settings), "data": _flat(data), "machine": machine,
             "versions": {k: v for k, v in versions.items() if k not in machine}}  # fmt: skip
 
@@ -158,7 +157,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def _open(folder: Path, wanted: Mapping[str, Sequence[Data]]) -> tuple[dict[str, list[Data]], list[Data]]:
+def _open(folder: Path, wanted: Mapping[str, Sequence[TrialResult]]) -> tuple[dict[str, list[Data]], list[Data]]:
     """What the runs of each cell hold, within RUNS and BYTES, and which could not be read."""
     read: dict[str, list[Data]] = {name: [] for name in wanted}
     unreadable: list[Data] = []
@@ -168,15 +167,17 @@ def _open(folder: Path, wanted: Mapping[str, Sequence[Data]]) -> tuple[dict[str,
             # one of each cell is always opened: a cell without any would look as if nothing had been recorded
             if turn >= len(trials) or (read[name] and (count >= RUNS or size >= BYTES)):
                 continue
-            trial, steps = trials[turn], max(t.get("steps") or 0 for t in trials)
-            where = str(trial.get("folder") or f"trials/{trial.get('name')}")
+            trial, steps = trials[turn], int(max(t.steps or 0 for t in trials))
+            place = folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))
             try:
-                run = Run(folder / where)
+                run = Run(place)
                 count, size = count + 1, size + sum(f.stat().st_size for f in run.folder.glob("*.jsonl"))
                 digest = _digest(run, steps)
-                read[name].append(digest if read[name] else {**digest, "found": _found(run, trial.get("seed"), digest)})
+                read[name].append(digest if read[name] else {**digest, "found": _found(run, trial.seed, digest)})
             except (RunUnreadable, OSError) as error:
-                unreadable.append({"trial": where, "reason": str(error).replace(str(folder), folder.name)})
+                unreadable.append(
+                    {"trial": str(place.relative_to(folder)), "reason": str(error).replace(str(folder), folder.name)}
+                )
     return read, unreadable
 
 
@@ -202,12 +203,13 @@ def _of_run(folder: Path) -> Data:
     run = Run(folder)
     read, info = _digest(run), run.info
     result, task, settings = (_dict(info.get(k)) for k in ("result", "task", "experiment"))
+    ended = Result.from_dict(result)
     settings = settings or _dict(info.get("config"))
     name, rate = folder.resolve().name, settings.get("lr")
     known = {**info, **task, "task": task.get("name"), **{k: v for k, v in result.items() if v is not None}}
     keys = ("task", "unit", "status", "outcome", "steps", "seed", "loss", "accuracy", "blind", "cause", "error",
             "created", "seconds")  # fmt: skip
-    heldout = _points(result.get("curve") or read["heldout"])
+    heldout = _points(ended.curve or read["heldout"])
     return {
         "kind": "run", "title": name, "unit": task.get("unit"), "blind": task.get("blind"),
         "cells": [{"cell": name, "shown_lr": rate}],
@@ -215,7 +217,7 @@ def _of_run(folder: Path) -> Data:
                    for key, line in (("train", read["loss"]), ("heldout", heldout))},
         "depth": _depth({name: (rate, [read])}),
         "findings": [{"cell": name, "lr": rate, **_found(run, info.get("seed"), read)}], "not_opened": 0, "unreadable": [],
-        "facts": {**{k: known.get(k) for k in keys}, **_facts({}, info, settings)},
+        "facts": {**{k: known.get(k) for k in keys}, **_facts(None, info, settings)},
     }  # fmt: skip
 
 

@@ -134,7 +134,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "stream_grad": ("Gradient norm of the residual stream", "残差流的梯度范数"),
     "param_grad": ("Gradient norm of the block's parameters", "块内参数的梯度范数"),
     "angle": ("Turn of the stream by the block", "残差流过块的转角"),
-    "stream_rms_axis": ("RMS behind the block", "块之后的 RMS"),
+    "stream_rms_axis": ("RMS after the block", "块之后的 RMS"),
     "stream_grad_axis": ("|dL/d stream|", "|dL/d 残差流|"),
     "param_grad_axis": ("|dL/d parameters|", "|dL/d 参数|"),
     "angle_axis": ("angle / π", "角 / π"),

@@ -4,8 +4,9 @@
     readings.jsonl   what was measured: one line per loss and per recorded step, appended. A torn last line is legal and ignored.
     sweep.json       what is compared                    summary.json   the answer
 
-files    a file may be anything: bounded reading, whole replacing       shapes   what each may hold
-run      one run: Writer, Run, exports
+files    a file may be anything: bounded reading, whole replacing       shapes   what a field may hold
+run      one run: Writer, Run, exports (contents: what its files hold)  records  results, cells, differences, the summary
+sweep    one sweep: its grid, its trials' folders, its summary          axes     of a grid, and the names of its cells
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
 "event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -16,28 +17,74 @@ numbers; all else is :class:`normlab.RunUnreadable` with file, place and fault. 
 
 from __future__ import annotations
 
+from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
+from .contents import STATUSES
 from .files import read_text, replace_file, replacing
+from .records import OUTCOMES, SUMMARY, Cell, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
 from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
-from .shapes import STATUSES, SUMMARY, SWEEP, Kind, read
+from .sweep import (
+    SWEEP,
+    TRIALS,
+    TRIALS_TABLE,
+    Grid,
+    finished_result,
+    holds_summary,
+    holds_sweep,
+    read_grid,
+    read_summary,
+    read_trial,
+    read_trials,
+    trial_folder,
+    write_grid,
+    write_summary,
+)
 
 __all__ = [
            "INFO",
+           "LR",
+           "OUTCOMES",
            "READINGS",
            "SCHEMA",
+           "SEED",
            "STATUSES",
            "SUMMARY",
            "SWEEP",
-           "Kind",
+           "TRIALS",
+           "TRIALS_TABLE",
+           "WITHIN_CELLS",
+           "Axes",
+           "Cell",
+           "Difference",
+           "Grid",
+           "Rate",
+           "Refused",
+           "Result",
            "Run",
            "Series",
+           "Summary",
+           "TrialResult",
+           "Verdict",
            "Writer",
+           "cell_name",
            "decode",
            "encode",
            "export_csv",
            "export_parquet",
            "find",
-           "read",
+           "finished_result",
+           "holds_summary",
+           "holds_sweep",
+           "outer",
+           "plain",
+           "read_grid",
+           "read_summary",
            "read_text",
+           "read_trial",
+           "read_trials",
            "replace_file",
            "replacing",
+           "same",
+           "trial_folder",
+           "write_grid",
+           "write_summary",
 ]  # fmt: skip

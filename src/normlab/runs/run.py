@@ -14,9 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunUnreadable
+from ..errors import RunUnreadable, need
+from .contents import RUN_FILE, reading
 from .files import lines, opened, replace_file, replacing
-from .shapes import RUN_FILE, read, reading
+from .shapes import read
 
 SCHEMA, INFO, READINGS = RUN_FILE.schema, RUN_FILE.file, "readings.jsonl"
 
@@ -33,7 +34,7 @@ class Writer:
     """Writes one run. Every line reaches the operating system before ``write`` returns, so a killed process loses none.
 
     ``info`` is what is known at the start; :meth:`update` adds what is known later. An existing run is not overwritten:
-    ``again=True`` goes on appending to it, ``after=step`` first takes back what was written behind that step.
+    ``again=True`` goes on appending to it, ``after=step`` first takes back what was written after that step.
     """
 
     def __init__(
@@ -275,11 +276,7 @@ def export_csv(run: Run, path: str | Path) -> int:
 
 def export_parquet(run: Run, path: str | Path, batch: int = 100_000) -> int:
     """The same as a Parquet file, written in batches; needs the extra normlab[parquet]."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow: pip install 'normlab[parquet]'") from error
+    pa, pq = (need("Parquet", "parquet", name) for name in ("pyarrow", "pyarrow.parquet"))
     names = ("step", "probe", "site", "value")
     schema = pa.schema(list(zip(names, (pa.int64(), pa.string(), pa.string(), pa.float64()), strict=True)))
     count, rows = 0, []

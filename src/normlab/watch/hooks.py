@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .. import surgery
 from .._torch import graph_task_id
 from ..placements import Residual
-from .cadence import Budget
+from .budget import Budget
 from .frames import AttentionFrame, BlockFrame, NormFrame
 from .masks import Masks
 from .trace import Trace, carrier

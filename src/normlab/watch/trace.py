@@ -19,22 +19,23 @@ class Trace:
     """``note`` after each block, ``step`` after each step; once, the event of the first loss that is not finite."""
 
     def __init__(self) -> None:
-        self._largest: dict[str, Tensor] = {}
+        self._ends: dict[str, tuple[Tensor, ...]] = {}  # of each block's output: its lowest and its highest value
         self._frames: deque[dict[str, Any]] = deque(maxlen=FRAMES)
         self._over = False
 
     def begin(self) -> None:
-        self._largest = {}
+        self._ends = {}
 
     def note(self, block: str, output: Any) -> None:
-        self._largest[block] = largest(output)
+        """On every step: as few operators as it takes; :func:`largest` is computed when it is asked for."""
+        self._ends[block] = ends(output)
 
     def step(self, step: int, loss: Any, active: bool) -> dict[str, Any] | None:
         if loss is None or self._over:
             return None
         value = loss.detach() if isinstance(loss, Tensor) else float(loss)
-        self._frames.append({"step": step, "loss": value, "blocks": self._largest})
-        self._largest = {}  # a compiled model has no hooks on idle steps to renew it
+        self._frames.append({"step": step, "loss": value, "blocks": self._ends})
+        self._ends = {}  # a compiled model has no hooks on idle steps to renew it
         if isinstance(value, Tensor) and value.is_cuda and not active:
             return None  # no copy to the host on idle steps
         if math.isfinite(float(value)):
@@ -42,7 +43,7 @@ class Trace:
         self._over = True
         frames = [
             {"step": f["step"], "loss": encode(float(f["loss"])),
-             "largest": {name: encode(float(v)) for name, v in f["blocks"].items()}}
+             "largest": {name: encode(largest(v)) for name, v in f["blocks"].items()}}
             for f in self._frames
         ]  # fmt: skip
         first = next((name for name, v in frames[-1]["largest"].items() if isinstance(v, str)), None)
@@ -54,15 +55,22 @@ def carrier(value: Any) -> Tensor | None:
     if isinstance(value, Pending):  # x also feeds the branch, so its gradient is not that of the sum
         return value.x if value.branch is None else value.branch
     if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
+        # Nested tensors (torch's fast path in evaluation) have no extremes, neither has what an expert without tokens returns.
+        return value if value.is_floating_point() and not value.is_nested and value.numel() else None
     return carrier(value[0]) if isinstance(value, (tuple, list)) and value else None
 
 
-def largest(value: Any) -> Tensor:
-    """Largest absolute value; NaN if there is one. (The maximum norm of linalg takes ten times as long on a CPU.)"""
+def ends(value: Any) -> tuple[Tensor, ...]:
+    """Lowest and highest value, of both parts of an open sum; NaN if there is one. (The maximum norm of linalg takes ten times as
+    long on a CPU.)"""
     if isinstance(value, Pending) and value.branch is not None:
-        return torch.maximum(largest(value.x), largest(value.branch))
+        return (*torch.aminmax(value.x.detach()), *torch.aminmax(value.branch.detach()))
     found = carrier(value)
     assert found is not None
-    low, high = torch.aminmax(found.detach())
-    return torch.maximum(high, -low)
+    return tuple(torch.aminmax(found.detach()))
+
+
+def largest(ends: tuple[Tensor, ...]) -> float:
+    """Largest absolute value; NaN if there is one."""
+    sizes = [abs(float(end)) for end in ends]
+    return math.nan if any(map(math.isnan, sizes)) else max(sizes)

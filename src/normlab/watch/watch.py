@@ -2,8 +2,8 @@
 
 Hooks are registered once. On idle steps each is one flag test (blocks also note their largest value, for the trace that
 leads up to a non-finite one). On recorded steps probes reduce on the device; the scalars travel to the host in one copy.
-Which steps are recorded follows from the cadence and from ``max_overhead``: the time spent measuring is counted, and a
-step is recorded only while its expected price keeps the total under that share.
+Which steps are recorded follows from the cadence and from the budget: the time spent measuring is counted, and a step is
+recorded only while its expected price is within an opening credit and, over 1000 steps, within ``max_overhead``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +24,10 @@ from torch import Tensor, nn
 from .. import __version__, surgery
 from .._torch import uncompiled
 from ..errors import unknown
-from ..runs import Writer
-from .cadence import Budget, Cadence
+from ..runs import INFO, READINGS, Writer
+from .budget import LEAN, WHOLE, Budget
+from .cadence import Cadence
+from .coverage import covered, told
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
 from .hooks import Hooks
 from .quantities import PROBES
@@ -47,14 +48,16 @@ class Watch:
     def __init__(
         self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path | Writer, preset: str,
         probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
-        trace: bool, also: Sequence[Any], after: int, info: dict[str, Any],
+        trace: bool, also: Sequence[Any], after: int, overwrite: bool, info: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.budget = Budget(max_overhead)
+        self.budget = Budget(max_overhead, opening=after == 0)
         self.cadence = Cadence(every)
         self.probes = [*presets(preset), *probes]
         for probe in self.probes:
             if probe.on not in OCCASIONS:
                 raise ValueError(unknown("occasion of a probe", probe.on, OCCASIONS))
+        self._lean = [probe for probe in self.probes if probe.price == PRICES[0]]
+        self._asked: list[Probe] = self.probes  # on this step: all, or the lean ones
         inside = uncompiled(model)
         inner = model if inside is None else inside  # with DistributedDataParallel, which sums gradients
         self.model: nn.Module = inner.module if isinstance(inner, nn.parallel.DistributedDataParallel) else inner
@@ -62,27 +65,32 @@ class Watch:
         self.trace = Trace() if trace else None
         self.sinks = list(also)
         self.hooks = Hooks(
-            self.model, wanted=lambda: {p.on for p in self.probes}, ask=self._ask, forget=self._forget,
+            self.model, wanted=lambda: {p.on for p in self._asked}, ask=self._ask, forget=self._forget,
             budget=self.budget, trace=self.trace, scaler=scaler,
         )  # fmt: skip
         self.steps = self._after = after
-        self.recorded = 0
         self._values: Values = {}
         self._before: dict[nn.Parameter, Tensor] = {}
         self._covered: dict[str, Any] | None = None
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.writer = self._open(out, preset, config, info)
+        self.writer = self._open(out, preset, config, info, overwrite)
         self._closes_writer = not isinstance(out, Writer)
         self._losses = Losses(self.writer)
-        self._last_record = time.perf_counter()
-        self.hooks.begin(self.cadence.due(after + 1, 0.0))
+        self._last_due = self.budget.clock()
+        self._how: str | None = None
+        self._said = False
         self._restore: Callable[[], None] = lambda: None
         if inside is not None:
             self._eager_on_recorded_steps()
         else:
             self.hooks.register()
         self._hook_optimizer(optimizer)
+        self._decide()
+
+    @property
+    def recorded(self) -> int:
+        return self.budget.recorded
 
     @property
     def norms(self) -> list[surgery.NormSite]:
@@ -92,7 +100,9 @@ class Watch:
     def blocks(self) -> list[surgery.BlockSite]:
         return self.hooks.blocks
 
-    def _open(self, out: str | Path | Writer, preset: str, config: Any, info: dict[str, Any]) -> Writer | None:
+    def _open(
+        self, out: str | Path | Writer, preset: str, config: Any, info: dict[str, Any], overwrite: bool
+    ) -> Writer | None:
         if self._rank:
             return None
         facts = {
@@ -103,6 +113,8 @@ class Watch:
             "sites": {"norms": {s.name: s.kind for s in self.norms}, "blocks": [b.name for b in self.blocks]},
         }  # fmt: skip
         if not isinstance(out, Writer):
+            if not self._after:
+                _make_room(Path(out), overwrite)
             return Writer(out, facts, again=self._after > 0, after=self._after or None)
         out.update(**{k: v for k, v in facts.items() if k not in out.info})
         return out
@@ -127,7 +139,7 @@ class Watch:
 
     def _ask(self, occasion: str, site: str, frame: Any) -> None:
         """Every probe of that occasion. ``site`` is empty where a probe answers for all of its sites at once."""
-        for probe in list(self.probes):
+        for probe in list(self._asked):
             if probe.on != occasion:
                 continue
             try:
@@ -140,7 +152,9 @@ class Watch:
                     else:
                         kept.update(value)
             except Exception as error:  # a probe must never stop training
-                self.probes.remove(probe)
+                for asked in (self.probes, self._lean):
+                    if probe in asked:
+                        asked.remove(probe)
                 message = f"probe {probe.name} failed and is switched off ({type(error).__name__}: {error})"
                 warnings.warn(f"normlab.watch: {message}", stacklevel=2)
                 if self.writer is not None:
@@ -186,7 +200,7 @@ class Watch:
             return
         with self.budget:
             self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
-            if any(p.on == "after step" for p in self.probes):
+            if any(p.on == "after step" for p in self._asked):
                 self._before = {
                     p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
                 }
@@ -217,20 +231,25 @@ class Watch:
                 if self.optimizer is None:
                     self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
                 self._record()
-        self.budget.step_ended(self.recorded if self.hooks.active else None)
+        self.budget.step_ended(self._how)
         self._decide()
 
     def _decide(self) -> None:
-        """Is the next step recorded? Cadence proposes, the overhead so far disposes."""
-        due = self.cadence.due(self.steps + 1, time.perf_counter() - self._last_record)
-        if due and self.recorded:
-            due = self.budget.affords(self.steps - self._after)
+        """Is the next step recorded, and how? Cadence proposes, the budget disposes."""
+        now = self.budget.clock()
+        how = None
+        if self.cadence.due(self.steps + 1, now - self._last_due):
+            self._last_due = now
+            how = self.budget.choose(lean=0 < len(self._lean) < len(self.probes))
         if self._world > 1:  # all processes record the same steps
-            flag = torch.tensor([float(due)], device=self._device())
+            ways = (None, LEAN, WHOLE)
+            flag = torch.tensor([float(ways.index(how))], device=self._device())
             dist.broadcast(flag, 0)
-            due = bool(flag.item())
+            how = ways[int(flag.item())]
+        self._how = how
+        self._asked = self._lean if how == LEAN else self.probes
         self._values, self._before = {}, {}
-        self.hooks.begin(due)
+        self.hooks.begin(how is not None)
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -242,7 +261,7 @@ class Watch:
             values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
         keys = [(q, s) for q, sites in values.items() for s in sites]
         numbers = to_host([values[q][s] for q, s in keys], self._device(), self._world)
-        self._covered = self._coverage()
+        self._covered = covered(self.hooks, self.outer, bool(self.hooks.wanted() & {"norm", "norm gradient"}))
         if self.writer is not None:
             loss = self._losses.flush()
             table: dict[str, dict[str, float]] = {}
@@ -252,8 +271,6 @@ class Watch:
             self._send(table if loss is None else {"loss": {"model": loss}, **table})
             if self._covered != self.writer.info.get("coverage"):
                 self.writer.update(coverage=self._covered)
-        self.recorded += 1
-        self._last_record = time.perf_counter()
 
     def _send(self, table: dict[str, dict[str, float]]) -> None:
         for sink in list(self.sinks):
@@ -266,41 +283,9 @@ class Watch:
 
     # ---- the end
 
-    def _coverage(self) -> dict[str, Any]:
-        """``fired`` is None where no probe looks at norms (the preset lite): then nothing was to fire."""
-        found: dict[str, Any] = {"norms": len(self.norms), "fired": None, "skipped": {}, "blocks": len(self.blocks),
-                 "attention": self.hooks.attention_calls}  # fmt: skip
-        if {p.on for p in self.probes} & {"norm", "norm gradient"}:
-            silent = [s for s in self.norms if s.name not in self.hooks.fired]
-            found["fired"] = len(self.norms) - len(silent)
-            found["skipped"] = {s.name: self._why_silent(s) for s in silent}
-        return found
-
-    def _why_silent(self, site: surgery.NormSite) -> str:
-        for name, module in self.model.named_modules():
-            if (
-                isinstance(module, nn.TransformerEncoderLayer)
-                and site.name.startswith(name + ".")
-                and not module.training
-            ):
-                return "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
-        if isinstance(self.outer, torch.jit.ScriptModule):
-            return "a scripted model runs no Python hooks"
-        return "its forward was not called in the recorded step"
-
     def coverage(self) -> str:
         """ "118 of 120 norms fired; 2 skipped: ...", of the last recorded step."""
-        found = self._covered
-        if found is None:
-            return "nothing has been recorded yet"
-        if found["fired"] is None:
-            return f"{found['norms']} norms, which no probe of this run looks at"
-        text = f"{found['fired']} of {found['norms']} norms fired"
-        if found["skipped"]:
-            text += f"; {len(found['skipped'])} skipped: " + "; ".join(
-                f"{n} ({why})" for n, why in found["skipped"].items()
-            )
-        return text
+        return told(self._covered)
 
     def flush(self) -> None:
         """Write the losses that wait for the next recorded step: before a checkpoint, so that it holds no more than the run."""
@@ -355,7 +340,11 @@ class Watch:
                     sink.close()
                 except Exception as error:
                     warnings.warn(f"normlab.watch: sink {type(sink).__name__} did not close ({error})", stacklevel=2)
-            facts = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded}
+            facts = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded,
+                     "recording": self.budget.account()}  # fmt: skip
+            advice = self.budget.advice()
+            if advice is not None and not self._said:
+                print(f"normlab.watch: {advice}", file=sys.stderr)
             if self._closes_writer:
                 self.writer.close(status, **facts)
             else:
@@ -363,7 +352,15 @@ class Watch:
             self.writer = self._losses.writer = None
 
     def summary(self) -> str:
-        return f"{self.recorded} of {self.steps} steps recorded, overhead {self.overhead():.1%}"
+        """ "13 of 120 steps recorded (13 due), overhead 2.9%", and what to change where that is too little for a diagnosis."""
+        found = self.budget.account()
+        parts = [f"{found['due']} due"]
+        parts += [f"{found[key]} {word}" for key, word in (("lean", "lean"), ("held_back", "held back")) if found[key]]
+        text = f"{self.recorded} of {self.steps} steps recorded ({', '.join(parts)}), overhead {self.overhead():.1%}"
+        limit = self.budget.max_overhead
+        if limit is not None and self.overhead() > limit:
+            text += f", within the credit for the opening; held to {limit:.0%} over 1000 steps"
+        return text if found["advice"] is None else f"{text}. Note: {found['advice']}"
 
     def __enter__(self) -> Watch:
         return self
@@ -372,14 +369,32 @@ class Watch:
         status = "finished" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         if self.writer is not None:
             print(f"normlab.watch: {self.summary()}", file=sys.stderr)
+            self._said = True
         self.close(status)
+
+
+def _make_room(folder: Path, overwrite: bool) -> None:
+    """A run that is there already is an error that names the ways out, or is removed: its two files, nothing else."""
+    if not (folder / INFO).exists():
+        return
+    if not overwrite:
+        number = 2
+        while (folder.parent / f"{folder.name}-{number}").exists():
+            number += 1
+        free = folder.parent / f"{folder.name}-{number}"
+        raise FileExistsError(
+            f"{folder} already holds a run: overwrite=True replaces it, out={str(free)!r} is free, "
+            f"after=STEPS goes on with it"
+        )
+    for name in (INFO, READINGS):
+        (folder / name).unlink(missing_ok=True)
 
 
 @torch.no_grad()
 def watch(
     model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path | Writer, preset: str = "standard",
     probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
-    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, **info: Any,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, overwrite: bool = False, **info: Any,
 ) -> Watch:  # fmt: skip
     """Measure while the model trains; the run goes to ``out``.
 
@@ -391,11 +406,13 @@ def watch(
 
     preset        "lite", "standard" or "full"; ``probes`` adds your own
     every         steps (10), seconds ("5s") or "log" (1, 2, 5, 10, 20, 50, ...); the first step is always recorded
-    max_overhead  the share of the time that measuring may take; None: no limit
+    max_overhead  the share of the time that measuring may take over 1000 steps; None: no limit. The first recordings have a
+                  credit, at most a tenth of the time of the first 200 steps, so that a short run can be diagnosed
     scaler        a GradScaler, whose factor is taken out of the stream's gradients
     trace         note each block's largest value on every step, to show what led up to a non-finite loss
     also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
     after         steps the model has behind it: the run in ``out`` goes on from there, later lines of it are dropped
+    overwrite     a run that ``out`` holds already is removed; without it that is an error
     out           a folder, or a :class:`normlab.runs.Writer`, which stays open when the watch closes
     config, info  anything JSON can hold; written into run.json
 
@@ -403,4 +420,4 @@ def watch(
     bit for bit as without the watcher.
     """
     return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
-                 config=config, scaler=scaler, trace=trace, also=also, after=after, info=info)  # fmt: skip
+                 config=config, scaler=scaler, trace=trace, also=also, after=after, overwrite=overwrite, info=info)  # fmt: skip

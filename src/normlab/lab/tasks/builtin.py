@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import require
 from .. import texts
 from .base import SIZES, Batch, DataTask, blind_loss, byte_rows, generator_of, one_in
 
@@ -150,9 +151,9 @@ def _docstrings(home: Path) -> Iterator[tuple[str, str]]:
 
 def digits_task() -> DataTask:
     # The file that sklearn.datasets.load_digits reads: 0.05 s, while importing that takes 1.0 to 1.6 s (version 1.9.1).
+    require("the task digits", "digits", "sklearn")
     found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise ImportError("the digits come with scikit-learn: pip install 'normlab[digits]'")
+    assert found is not None and found.origin is not None
     packed = Path(found.origin).with_name("datasets").joinpath("data", "digits.csv.gz").read_bytes()
     rows = [line.split(b",") for line in gzip.decompress(packed).split()]
     values = torch.tensor([[float(value) for value in row] for row in rows])
