@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from . import bench, compare, completion, diagnose, doctor, listing, lr_range, numerics, report, runs, train
+from . import answer, bench, compare, completion, diagnose, doctor, listing, lr_range, numerics, report, runs, train
 from .show import OutputFailed, Parser, note
 
 EXAMPLES = """examples:
@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   normlab diagnose runs/a           what is wrong in a run, why, and what to try
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab compare                   train norms x placements x rates x seeds, rank them, write a report
+  normlab answer runs/grid          what a sweep says, finished or not
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
   normlab numerics                  largest errors against float64
@@ -38,6 +39,7 @@ VERBS: dict[str, Any] = {
     "diagnose": diagnose.run,
     "runs": runs.run,
     "compare": compare.run,
+    "answer": answer.run,
     "train": train.run,
     "report": report.run,
     "completion": completion.run,
@@ -56,7 +58,20 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(name: str, help: str, example: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=help, epilog=f"example: {example}")
 
-    for each in (listing, doctor, bench, lr_range, diagnose, runs, compare, train, report, completion, numerics):
+    for each in (
+        listing,
+        doctor,
+        bench,
+        lr_range,
+        diagnose,
+        runs,
+        compare,
+        answer,
+        train,
+        report,
+        completion,
+        numerics,
+    ):
         each.add(verb)
     return parser
 

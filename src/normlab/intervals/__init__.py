@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from .simultaneous import Differences, decided, equivalent
-from .student import (
-    MOST_SEEDS,
-    Difference,
-    holm,
-    mean_interval,
-    paired_difference,
-    seeds_needed,
-    t_cdf,
-    t_quantile,
-    t_tail,
-)
+from .simultaneous import FEWEST, MOST_SEEDS, Difference, Differences, Seeds, decided, equivalent
+from .student import mean_interval, t_cdf, t_quantile, t_tail
 from .studentized_range import range_quantile, range_tail
 
 __all__ = [
+    "FEWEST",
     "MOST_SEEDS",
     "Difference",
     "Differences",
+    "Seeds",
     "decided",
     "equivalent",
-    "holm",
     "mean_interval",
-    "paired_difference",
     "range_quantile",
     "range_tail",
-    "seeds_needed",
     "t_cdf",
     "t_quantile",
     "t_tail",

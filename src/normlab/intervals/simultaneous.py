@@ -22,13 +22,34 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from .student import MOST_SEEDS, Difference, t_quantile, t_tail
+from .student import t_quantile, t_tail
 from .studentized_range import range_quantile, range_tail
 
 LEVEL = 0.95
 FEWEST = 3  # pairs: an interval from two rests on a single distance
+MOST_SEEDS = 1000  # plans look no further; this answer means "that many or more"
+USUAL = 1.2816  # normal deviations on both sides of 80 %
+
+
+class Difference(NamedTuple):
+    """A mean difference with its interval and two-sided p value; from fewer than FEWEST pairs only the mean is known."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None
+
+
+class Seeds(NamedTuple):
+    """How many would decide, if mean and spread held as seen; and the same at both ends of their 80 % interval."""
+
+    about: int
+    low: int
+    high: int
 
 
 def digamma(x: float) -> float:
@@ -136,12 +157,12 @@ class Differences:
         return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n))
 
     def between(self, a: str, b: str) -> Difference | None:
-        """a minus b with its interval and p, both right for all pairs together; None without a common seed."""
+        """a minus b with its interval and p, both right for all pairs together; None without a common seed, the mean alone from few."""
         differences = self.paired(a, b)
         if not differences:
             return None
         n, mean = len(differences), statistics.fmean(differences)
-        if n == 1:
+        if n < FEWEST:
             return Difference(mean, None, None, n, None)
         spread = statistics.variance(differences)
         half = self.half_width(spread, n)
@@ -153,16 +174,35 @@ class Differences:
             p = max(p, t_tail(mean / math.sqrt(spread / n), n - 1))
         return Difference(mean, mean - half, mean + half, n, p)
 
-    def seeds_needed(self, a: str, b: str) -> int | None:
-        """The smallest n whose interval would leave out zero if the mean and the spreads seen here held; MOST_SEEDS: that many or more."""
+    def seeds_needed(self, a: str, b: str) -> Seeds | None:
+        """The smallest n whose interval would leave out zero. MOST_SEEDS stands for that many or more.
+
+        The range comes from the difference in units of its spread, g: its own error is about sqrt(1/n + g**2 / (2 freedom)), where a
+        difference that may be zero needs any number of seeds.
+        """
         differences = self.paired(a, b)
-        if len(differences) < 2 or (mean := abs(statistics.fmean(differences))) == 0:
+        n = len(differences)
+        if n < 2 or (mean := abs(statistics.fmean(differences))) == 0:
             return None
         spread = statistics.variance(differences)
+        variance, freedom = self._shrunk(spread, n)
+        if variance == 0:
+            return Seeds(FEWEST, FEWEST, FEWEST)
+        together = _near_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / 2)
+        if (
+            t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread) > together
+        ):  # the pair's own interval is the wider
+            variance, freedom = spread, n - 1
+        size = mean / math.sqrt(variance)
+        error = USUAL * math.sqrt(1 / n + size**2 / (2 * freedom))
+        least, most = (self._seeds_for((size + sign * error) * math.sqrt(variance), spread, n) for sign in (1, -1))
+        return Seeds(self._seeds_for(mean, spread, n), least, most)
+
+    def _seeds_for(self, mean: float, spread: float, seen: int) -> int:
         low, high = FEWEST, MOST_SEEDS
         while low < high:
             n = (low + high) // 2
-            low, high = (low, n) if self._half_width_at(spread, len(differences), n) < mean else (n + 1, high)
+            low, high = (low, n) if self._half_width_at(spread, seen, n) < mean else (n + 1, high)
         return low
 
     def _half_width_at(self, spread: float, seen: int, n: int) -> float:
@@ -170,8 +210,22 @@ class Differences:
         variance, _ = self._shrunk(spread, seen)
         residual = (len(self.values) - 1) * (n - 1)
         freedom = max(1.0, min(self.prior + n - 1, float(residual)))
-        together = range_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / (2 * n))
+        together = _near_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / (2 * n))
         return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n))
+
+
+@lru_cache(maxsize=4096)
+def _node(level: float, k: int, place: int) -> float:
+    return math.log(range_quantile(level, k, 1.1**place))
+
+
+def _near_quantile(level: float, k: int, freedom: float) -> float:
+    """The studentized range's within 0.2 %, between nodes that all pairs and sweeps share: plans need hundreds of them."""
+    if freedom > 200:  # nearly a line over 1 / freedom
+        known = range_quantile(level, k, math.inf)
+        return known + (range_quantile(level, k, 200.0) - known) * 200 / freedom
+    part, place = math.modf(math.log(freedom, 1.1))
+    return math.exp((1 - part) * _node(level, k, int(place)) + part * _node(level, k, int(place) + 1))
 
 
 def decided(difference: Difference | None) -> bool:

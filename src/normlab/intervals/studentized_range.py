@@ -78,15 +78,32 @@ def range_tail(q: float, k: int, freedom: float) -> float:
 
 @lru_cache(maxsize=4096)
 def range_quantile(p: float, k: int, freedom: float) -> float:
-    """The q with P(Q <= q) = p, by bisection."""
+    """The q with P(Q <= q) = p: bisection, with secants of the tail's logarithm over log q where they fall inside."""
     if not 0 < p < 1:
         raise ValueError(f"a quantile needs 0 < p < 1, got {p}")
-    low, high = 0.0, 4.0
-    while range_tail(high, k, freedom) > 1 - p:
-        low, high = high, 2 * high
-        if high > 1e9:
+    wanted = math.log(1 - p)
+
+    def above(x: float) -> float:
+        return math.log(max(range_tail(math.exp(x), k, freedom), 1e-300)) - wanted
+
+    low, high = math.log(1e-12), math.log(4.0)
+    at_low, at_high = -wanted, above(high)
+    while at_high > 0:
+        low, at_low, high = high, at_high, high + 1.0
+        if high > 21:
             raise ValueError(f"no quantile {p} of the studentized range with freedom {freedom} below 1e9")
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if range_tail(middle, k, freedom) > 1 - p else (low, middle)
-    return (low + high) / 2
+        at_high = above(high)
+    for turn in range(200):
+        if high - low < 1e-11:
+            break
+        middle = high - at_high * (high - low) / (at_high - at_low)
+        if turn % 3 == 2 or not low < middle < high:  # a secant alone may leave one end where it is
+            middle = (low + high) / 2
+        value = above(middle)
+        if abs(value) < 1e-12:
+            return math.exp(middle)
+        if value > 0:
+            low, at_low = middle, value
+        else:
+            high, at_high = middle, value
+    return math.exp((low + high) / 2)
