@@ -56,7 +56,10 @@ def test_pairing_decides_what_unpaired_seeds_would_not():
         == f"Cost of {first.name} against layer/pre: 1.00 times its tokens/s, 1.00 times its memory, stable up to 0.001 (it: 0.001)."
     )
     assert holds == "Holds for task text, 200 steps, rates 0.0003 to 0.003, 5 seeds."
-    assert axes.startswith("Averaged over the other axes: ") and "placement post is worse than pre by 0.0991 (0.0909 to 0.1074)" in axes
+    assert (
+        axes.startswith("Averaged over the other axes: ")
+        and "placement post is worse than pre by 0.0991 (0.0909 to 0.1074)" in axes
+    )
 
 
 def test_the_difference_is_the_paired_one_at_each_cells_own_best_rate():
