@@ -7,17 +7,18 @@
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
+# zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics sanitize fuzz asan mutation extras matrix nightly clean
+.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly clean
 
 setup: .venv/stamp
 
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
 .venv/stamp: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -56,6 +57,9 @@ bench: setup
 numerics: setup
 	$(BIN)/normlab numerics --write docs
 
+zoo: setup
+	$(BIN)/python tests/surgery/zoo.py --write
+
 sanitize:
 	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
 	cmake --build build/sanitize --parallel 2
@@ -76,8 +80,9 @@ asan: setup
 	$(BIN)/python -m venv --without-pip --clear $(ASAN)/env
 	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/$(ASAN)/site"); print(sysconfig.get_path("purelib"))' \
 		> "$$($(ASAN)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/paths.pth"
-	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/norms/test_norms.py tests/kernels/test_eager.py \
-		tests/kernels/test_kernels.py tests/kernels/test_graph.py tests/norms/test_causal_norms.py tests/kernels/test_fuzz.py
+	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/kernels/test_eager.py tests/kernels/test_handover.py \
+		tests/kernels/test_boundary.py \
+		tests/kernels/test_kernels.py tests/kernels/test_graph.py tests/kernels/test_fuzz.py tests/norms --deselect tests/norms/test_distributed.py
 
 mutation: setup
 	$(BIN)/python tests/mutation_drill.py

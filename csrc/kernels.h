@@ -1,7 +1,7 @@
 // What the kernels take: plain descriptions with raw pointers. Every instruction set exports the same table.
 //
 // Decisions:
-// - One struct per family, filled by bindings.cpp. Pointers may be null where a field says "or null".
+// - One struct per family, filled by the bindings. Pointers may be null where a field says "or null".
 // - Statistics cross the boundary in float64: a float32 mean is too coarse to subtract from values near 1e4.
 // - The same bits for any number of threads: work is cut into tasks by the shape alone, and partial sums are
 //   merged in task order.
@@ -18,7 +18,7 @@ enum class DType : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
 //   layer: (x - mean) / sqrt(var + eps)
 //   rms:   x / sqrt(mean(x[:partial]^2) + eps)
 //   scale: x / max(|x|, eps), one gain for the whole row
-enum class RowMode : int { layer = 0, rms = 1, scale = 2 };
+enum class RowMode { layer, rms, scale };
 
 struct RowNorm {
     int64_t rows, width;
@@ -72,7 +72,7 @@ struct ColumnNorm {
     const void* x;
     double* mean;            // [sets][groups]; sets = pooled ? 1 : segments
     double* var;             // [sets][groups], biased; mean square when not centered
-    double* count;           // [sets], real cells behind each statistic; written by forward
+    double* count;           // [sets], real cells of each statistic; written by forward
     // Running statistics to move by `factor` towards this batch's (pooled, one group per channel, at least two real
     // cells; the variance made unbiased); null = none.
     void* running_mean;
@@ -125,7 +125,7 @@ struct Table {
 };
 
 // What kernels throw when working memory cannot be had; Python sees a MemoryError. Never out of a parallel region: run_tasks
-// catches it there and throws it again behind it.
+// catches it there and throws it again after it.
 struct OutOfMemory : std::bad_alloc {
     size_t bytes;
     char text[80];

@@ -2,6 +2,7 @@
 //
 // float32 and 16-bit types use polynomials (Chebyshev fits made with mpmath, error below 1e-7 everywhere; the
 // derivative of tanh comes from the exponential, so it does not cancel when tanh is close to 1); float64 calls libm.
+#include "entries.h"
 #include "sums.h"
 
 namespace normlab {
@@ -187,22 +188,8 @@ template <class T> void backward_of(const Pointwise& a) { a.erf ? backward<T, tr
 
 }  // namespace
 
-void pointwise_forward(const Pointwise& a) {
-    switch (a.dtype) {
-        case DType::f32: return forward_of<float>(a);
-        case DType::f64: return forward_of<double>(a);
-        case DType::bf16: return forward_of<bf16>(a);
-        case DType::f16: return forward_of<f16>(a);
-    }
-}
-void pointwise_backward(const Pointwise& a) {
-    switch (a.dtype) {
-        case DType::f32: return backward_of<float>(a);
-        case DType::f64: return backward_of<double>(a);
-        case DType::bf16: return backward_of<bf16>(a);
-        case DType::f16: return backward_of<f16>(a);
-    }
-}
+NORMLAB_BY_DTYPE(pointwise_forward, Pointwise, forward_of)
+NORMLAB_BY_DTYPE(pointwise_backward, Pointwise, backward_of)
 
 }  // namespace NORMLAB_ISA
 }  // namespace normlab

@@ -60,6 +60,12 @@ public:
         return table_;
     }
 
+    // The type in which Python sends descriptions: no other tuple is taken for a tensor, and its numbers for an address.
+    void take_descriptions(PyObject* type) {
+        Py_INCREF(type);
+        description_ = type;
+    }
+
     // What is read: floating point, any layout.
     Seen read(const char* name, PyObject* object) { return floating(see(name, object, true)); }
     // What is written: fresh tensors of ours, or buffers. Nothing can be pending on memory that is overwritten.
@@ -91,7 +97,7 @@ private:
     };
     static constexpr int most_axes = 24;  // of a description
     const Table* table_ = nullptr;
-    PyObject *plain_ = nullptr, *is_neg_ = nullptr;
+    PyObject *plain_ = nullptr, *is_neg_ = nullptr, *description_ = nullptr;
     int64_t room_[16][2][most_axes];  // shapes and strides of the descriptions of one call; only with the GIL held
     int described_ = 0;
 
@@ -100,16 +106,29 @@ private:
         return s;
     }
     bool is_plain(PyObject* object) const {
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plain_); ++i)
-            if ((PyObject*)Py_TYPE(object) == PyTuple_GET_ITEM(plain_, i)) return true;
+        for (Py_ssize_t i = 0; i < PyTuple_Size(plain_); ++i)
+            if ((PyObject*)Py_TYPE(object) == PyTuple_GetItem(plain_, i)) return true;
         return false;
+    }
+
+    [[noreturn]] static void refuse_type(const Seen& s, PyObject* object) {
+        std::string type = "?";
+        if (PyObject* name = PyObject_GetAttrString((PyObject*)Py_TYPE(object), "__name__")) {
+            if (PyObject* bytes = PyUnicode_AsUTF8String(name)) {
+                type = PyBytes_AsString(bytes);
+                Py_DECREF(bytes);
+            }
+            Py_DECREF(name);
+        }
+        PyErr_Clear();
+        s.refuse("is a " + type + ", not a plain tensor");
     }
 
     Seen see(const char* name, PyObject* object, bool read) {
         Seen s;
         s.name = name;
-        if (PyTuple_CheckExact(object)) return describe(s, object);
-        if (!table_ || !is_plain(object)) s.refuse(std::string("is a ") + Py_TYPE(object)->tp_name + ", not a plain tensor");
+        if ((PyObject*)Py_TYPE(object) == description_) return describe(s, object);
+        if (!table_ || !is_plain(object)) refuse_type(s, object);
         View v;
         if (table_->look(object, &v) != 0) {
             PyErr_Clear();
@@ -183,7 +202,7 @@ private:
 
     // torch can flip the sign of a view without touching memory; DLPack does not tell.
     bool is_negated(PyObject* object) const {
-        PyObject* answer = PyObject_CallOneArg(is_neg_, object);
+        PyObject* answer = PyObject_Vectorcall(is_neg_, &object, 1, nullptr);
         const bool negated = answer != Py_False;
         Py_XDECREF(answer);
         PyErr_Clear();

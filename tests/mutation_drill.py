@@ -43,8 +43,17 @@ FOR_MODELS, FOR_CACHE, FOR_PADDING = (
     "tests/models/test_generation.py",
     "tests/models/test_padding.py",
 )
-FOR_PROBES = "tests/watch/test_probes.py"
-ROW, COLUMN, POINT = "csrc/row_norm.cpp", "csrc/column_norm.cpp", "csrc/pointwise.cpp"
+FOR_PROBES, FOR_WATCH, FOR_LOOPS = (
+    "tests/watch/test_probes.py",
+    "tests/watch/test_watch.py",
+    "tests/watch/test_training.py",
+)
+FOR_LAYOUTS, FOR_BUDGET, FOR_MANNERS = (
+    "tests/watch/test_layouts.py",
+    "tests/watch/test_budget.py",
+    "tests/watch/test_manners.py",
+)
+ROW, COLUMN, POINT = "csrc", "csrc", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
@@ -54,19 +63,19 @@ MUTATIONS = [
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
     Mutation("row: gain of the first column for all", ROW, "const Bk factor = load_same(gain + j), constant", "const Bk factor = Bk::all(gain[0]), constant", f"{AGREES} and rms and float32"),
     Mutation("row: swap mean and rms", ROW, "const bool centered = a.mode == RowMode::layer;", "const bool centered = a.mode != RowMode::layer;", f"{AGREES} and layer and float32"),
-    Mutation("row: wrong stride", ROW, "(const T*)a.x + row * a.x_stride;", "(const T*)a.x + row * a.width;", "strided"),
+    Mutation("row: wrong stride", ROW, ": (const T*)a.x + row * a.x_stride;", ": (const T*)a.x + row * a.width;", "strided"),
     Mutation("row: one output row for a group", ROW, "y[i] = (T*)a.y + row[i] * a.width;", "y[i] = (T*)a.y + row[0] * a.width;", f"{AGREES} and layer and float32"),
     Mutation("row: a group shares a shift", "csrc/moments.h", "shift[i] = centered ? first_guess(x[i], n) : 0;", "shift[i] = centered ? first_guess(x[0], n) : 0;", "batch or bits"),
     Mutation("row: ignore the mask", ROW, "if (a.mask && !a.mask[row]) {\n            blank(row);", "if (false) {\n            blank(row);", f"{AGREES} and layer and masked"),
     Mutation("row: drop the share of the mean in dx", ROW, "if (form.centered) inner = inner - c1[i];", "", f"{AGREES} and layer and float32"),
     Mutation("row: drop the share of the variance in dx", ROW, "Bk d = (inner - xhat * c2[i]) * r[i];", "Bk d = inner * r[i];", f"{AGREES} and rms and float32"),
-    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/norms/test_norms.py"),
+    Mutation("row: forget what arrives on the stream", ROW, "if (streamed) d = d + load(above[i] + j, count);", "", "residual or Residual", "tests/norms/test_residual_norm.py"),
     Mutation("row: forget the rest of the mean", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd[i]);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: forget the rest of the mean going back", ROW, "rest[i] = (C)(-(mean[i] - hi[i]) * rstd);", "rest[i] = 0;", "large_mean and layer"),
     Mutation("row: no float64 for extreme rows", "csrc/moments.h", "if (!trustworthy<C>(0, s, (double)n, eps)) return scaled_moments(x, n, false);", "", "any_scale and rms"),
     Mutation("row: keep a bad shift", "csrc/moments.h", "return apart <= var;", "return true;", "first_block"),
-    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/norms/test_norms.py"),
-    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/norms/test_norms.py"),
+    Mutation("row: dropout forgets its seed", ROW, "mix((uint32_t)seed ^ mix((uint32_t)row))", "mix(mix((uint32_t)row))", "dropout", "tests/norms/test_residual_norm.py"),
+    Mutation("row: alpha lost in dx", ROW, "to.write(dx + j, d * alpha, count);", "to.write(dx + j, d, count);", "residual or Residual", "tests/norms/test_residual_norm.py"),
     Mutation("row: clamped length still projected", ROW, "return rstd == 1.0 / a.eps ? 0.0 : 1.0;", "return 1.0;", "below_eps"),
     Mutation("blocks: forget the last partial one", "csrc/pack.h", "    if (j < width) f(j, width - j);", "", f"{AGREES} and 33"),
     Mutation("blocks: padding lanes enter the sums", "csrc/pack.h", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>& m, int64_t) { return keep(a, m); }", "inline __attribute__((always_inline)) Block<C> keep(Block<C> a, const LaneMask<C>&, int64_t) { return a; }", f"{AGREES} and layer and 33"),
@@ -85,7 +94,7 @@ MUTATIONS = [
     Mutation("column: drop the share of the mean in dx", COLUMN, "(C)(share_1 * rstd[c] * c1[c])", "(C)(0 * share_1 * rstd[c] * c1[c])", f"{AGREES} and batch and float32"),
     Mutation("column: drop the share of the variance in dx", COLUMN, "(C)(share * rstd[c] * c2[c])", "(C)(0 * share * rstd[c] * c2[c])", f"{AGREES} and batch and float32"),
     Mutation("column: a channel's sums for its group's", COLUMN, "        sum_groups(a, c1);\n        sum_groups(a, c2);\n", "", f"{AGREES} and group and float32"),
-    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/norms/test_norms.py"),
+    Mutation("column: biased running variance", COLUMN, "a.var[c] * unbiased", "a.var[c]", "running", "tests/norms/test_batch_norm.py"),
     Mutation("column: group boundaries", COLUMN, "const int64_t begin = g * width, end = begin + width;", "const int64_t begin = g * width, end = begin + width - 1;", f"{AGREES} and group and float32"),
     Mutation("column: planes of one sample", COLUMN, "const int64_t offset = (segment * a.channels + channel) * a.rows;", "const int64_t offset = channel * a.rows;", "images"),
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
@@ -93,8 +102,8 @@ MUTATIONS = [
     Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
     Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/kernels/test_reference.py"),
     Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/kernels/test_reference.py"),
-    Mutation("layer: offset gain as direct", NORM, 'facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)', "facts = (0, self.eps, 0, False, self.round_before_gain)", "offset", "tests/norms/test_norms.py"),
-    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_norms.py"),
+    Mutation("layer: offset gain as direct", NORM, 'RowFacts("layer", eps, width, width, self.gain == "offset", self.round_before_gain)', 'RowFacts("layer", eps, width, width, False, self.round_before_gain)', "offset", "tests/norms/test_norms.py"),
+    Mutation("power: batch psi after warm-up", KERNEL, "used = torch.where(warm, batch, psi2.to(batch.dtype).view_as(batch))", "used = batch", "Power or power", "tests/norms/test_power_norm.py"),
     Mutation("placement: alpha lost in the unfused sum", PLACE, "stream = branch + (x if self.alpha == 1 else self.alpha * x)", "stream = branch + x", "deepnorm", FOR_PLACEMENTS),
     Mutation("placement: final norm forgotten", PLACE, "return x.normalized(self.norm, mask)[1] if isinstance(x, Pending) else apply_norm(self.norm, x, mask)", "return settled(x)", "pre", FOR_PLACEMENTS),
     Mutation("placement: norms get no mask", PLACE, "        return norm(x, mask=mask)\n", "        return norm(x)\n", "padding", FOR_PLACEMENTS),
@@ -111,9 +120,16 @@ MUTATIONS = [
     Mutation("leaks: nothing ever moves", "src/normlab/leaks.py", "(change > tolerance)", "(change > 1e9)", "leak", "tests/leaks/test_leaks.py"),
     Mutation("probe: gradient through the mean left out", SEEN, "through_mean = -g.mean(axis, keepdim=True) if centered", "through_mean = 0 * g.mean(axis, keepdim=True) if centered", "terms", FOR_PROBES),
     Mutation("probe: padding counts", SEEN, "return rows if self.mask is None else rows[self.mask.flatten()]", "return rows", "padding or terms", FOR_PROBES),
-    Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_PROBES),
-    Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_PROBES),
-    Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_PROBES),
+    Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_WATCH),
+    Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_LOOPS),
+    Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_LOOPS),
+    Mutation("watch: hooks stay where nothing is trained", SEEN, "            self._detach()  # until the next forward that trains\n", "", "fast_path", FOR_MANNERS),
+    Mutation("watch: a failing hook raises", SEEN, "                self.failed(what, error)\n                return None\n", "                raise\n", "failing_hook", FOR_MANNERS),
+    Mutation("watch: the dropout of an open sum is left out", SEEN, "return residual.dropout > 0 and residual.training", "return False", "fused_stack", FOR_LAYOUTS),
+    Mutation("watch: what is added to scores is left out", SEEN, "        if frame.bias is not None:\n", "        if False:\n", "added_to_them", FOR_LAYOUTS),
+    Mutation("watch: masks lie batch-first", SEEN, "            self._told_last = self._told[site] = next(iter(ways))\n        if ways:\n            return self._one_of(ways, ", "            pass\n        if ways:\n            return self._one_of({True: mask}, ", "either_layout or embedding_is_given", FOR_LAYOUTS),
+    Mutation("budget: no end to the credit", SEEN, "LONG * (self.max_overhead * unit - idle)", "OPENING * unit", "thousand", FOR_BUDGET),
+    Mutation("budget: no lean recordings", SEEN, "            return LEAN\n", "            return None\n", "lean", FOR_BUDGET),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
@@ -138,7 +154,8 @@ MUTATIONS = [
 def place(mutation: Mutation, root: Path = ROOT) -> Path | None:
     """The file to change. A mutation names a file or a room: then the text must stand in one file of it alone."""
     named = root / mutation.file
-    files = sorted(named.rglob("*.py")) if named.is_dir() else [named]
+    kinds = ("**/*.py", "*.h", "*.cpp")  # of C++ without csrc/tests
+    files = sorted(f for kind in kinds for f in named.glob(kind)) if named.is_dir() else [named]
     found = [file for file in files if mutation.old in file.read_text()]
     return found[0] if len(found) == 1 else None
 

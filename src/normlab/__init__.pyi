@@ -35,6 +35,7 @@ from .placements import PLACEMENTS as PLACEMENTS
 from .runs import Run as Run
 from .surgery import find_blocks as find_blocks
 from .surgery import find_norms as find_norms
+from .surgery import inspect as inspect
 from .watch import Probe as Probe
 from .watch import watch as watch
 

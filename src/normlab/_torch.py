@@ -187,3 +187,26 @@ def uncompiled(model: nn.Module) -> nn.Module | None:
     if inner is None and type(model).__name__ == "OptimizedModule":
         (inner,) = model.children()
     return inner
+
+
+# ---- the graph that autograd makes -----------------------------------------------------------------------------------
+
+# Nodes of a graph are numbered as they are made, in each thread; these read a node's number and the next one. Without them:
+# no number, and the graph of a training step tells nothing of which call made which node.
+nodes_made: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+
+# The base of modes that see every operator; it lies in a private module of torch, and nothing public stands in for it.
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # noqa: E402
+
+
+def version_of(t: Tensor) -> int:
+    """How often a tensor was written to. Where torch does not say: never the same."""
+    return getattr(t, "_version", -1)
+
+
+def node_number(node: Any) -> int:
+    """The number of a node of autograd's graph; of what accumulates gradients, very large."""
+    try:
+        return node._sequence_nr()
+    except AttributeError:
+        return 0

@@ -1,7 +1,7 @@
 """Differential fuzz of the native boundary: strange but valid inputs must give the right answer, wrong ones a clean error.
 
-One integer is one case. ``cases`` draws it (and says in one table, TWISTS, what counts as valid and what as wrong), ``memory``
-lays its tensors out, ``judge`` runs it three ways and compares, ``runner`` goes through integers in a child process, so
+One integer is one case. ``cases`` draws it (and says in one table, TWISTS, what counts as valid and what as wrong), ``dressing``
+and ``memory`` lay its tensors out, ``judge`` runs it three ways and compares, ``runner`` goes through integers in a child process, so
 that a crash is a finding with a number and not the end. By hand:
 
     PYTHONPATH=tests python -m fuzz --seconds 60        PYTHONPATH=tests python -m fuzz --case 4711

@@ -5,6 +5,7 @@ Most of these ended the process or gave a silently wrong number before every ten
 
 import copy
 import functools
+import re
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import normlab
 from normlab import functional
 from normlab.kernels import cpu
+from normlab.kernels.facts import ColumnFacts, ResidualFacts, RowFacts
+
+EXTENSION = getattr(cpu.native, "_extension", cpu.native)  # itself, where tensors are described to it (older torch)
 
 pytestmark = pytest.mark.skipif(cpu.missing is not None, reason=str(cpu.missing))
 
@@ -448,3 +452,78 @@ def test_running_statistics_of_another_class_in_evaluation():
     x, weight, bias = torch.randn(9, WIDTH), torch.randn(WIDTH, dtype=torch.float64), torch.randn(WIDTH)
     want = functional.batch_norm(x, mean, var, weight, bias)
     torch.testing.assert_close(functional.batch_norm(x, mean, Wrapped(var), weight, bias), want)
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_entry_takes_more_than_eight_arguments():
+    entries = {name: getattr(EXTENSION, name).__doc__ for name in dir(EXTENSION) if "_" in name.strip("_")}
+    assert {"row_forward", "residual_backward", "column_sums", "pointwise_backward"} <= set(entries)
+    for name, signature in entries.items():
+        assert len(re.findall(r"\barg\d*: ", signature)) <= 8, f"{name}: {signature}"
+
+
+def test_a_tuple_of_numbers_is_no_tensor():
+    """Older torch sends descriptions, tuples with an address; a user's tuple must never be taken for one."""
+    x = torch.randn(3, 8)
+    for forged in ((x.data_ptr(), 0, (8,), (1,)), (8, 0, (8,), (1,))):
+        with pytest.raises(TypeError, match="weight must be a floating-point tensor, got tuple"):
+            normlab.functional.layer_norm(x, (8,), forged)
+        with pytest.raises((TypeError, AttributeError, ValueError)):
+            normlab.functional.residual_norm(x, x, forged)
+
+
+COLUMN = ColumnFacts(1e-5, offset_gain=False, centered=True, channel=1, groups=8, pooled=True)
+ROW = RowFacts("layer", 1e-5, 8, 8)
+
+
+@pytest.mark.skipif(not cpu.looks, reason="the extension cannot look into tensors of this torch")
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "entry", ["row_backward", "column_backward", "residual_forward", "column_forward", "pointwise_forward"]
+)
+def test_tensors_that_come_together_come_all(entry, size):
+    """A tuple of another length is refused before anything is read from it."""
+    x, w, kept = torch.randn(3, 8), torch.ones(8), torch.empty(17, dtype=torch.float64)
+    together = (torch.empty_like(x),) * size
+    residual = ResidualFacts("layer", 1e-5, 8, False, False, 1.0, 0.0, 0)
+    arguments = {
+        "row_backward": (x, x, w, None, kept[:6], together, ROW, 1),
+        "column_backward": (x, x, w, None, kept, together, COLUMN, 1),
+        "residual_forward": (x, x, w, None, None, together, residual, 1),
+        "column_forward": (x, w, None, None, None, (*together, kept), COLUMN, 1),
+        "pointwise_forward": (x, (w[:1],) * (size + 1), None, torch.empty_like(x), "tanh", 1),
+    }[entry]
+    with pytest.raises(TypeError, match="must be a tuple of"):
+        getattr(EXTENSION, entry)(*arguments)
+
+
+@pytest.mark.skipif(not cpu.looks, reason="the extension cannot look into tensors of this torch")
+def test_statistics_must_fit_in_every_half_of_a_backward():
+    x, w = torch.randn(5, 8), torch.ones(8)
+    kept = torch.zeros(17, dtype=torch.float64)
+    sums, coefficients = torch.empty(2, 8, dtype=torch.float64), torch.zeros(3, 8, dtype=torch.float64)
+    EXTENSION.column_moments(x, None, kept, COLUMN, 1)
+    torch.testing.assert_close(kept[:8], x.double().mean(0))
+    EXTENSION.column_sums(x, x, w, None, kept, sums, COLUMN, 1)
+    torch.testing.assert_close(sums[0], x.double().sum(0), rtol=1e-5, atol=1e-5)
+    for bad in (kept[:16], kept.float(), bytes(16 * 8), None, torch.zeros(34, dtype=torch.float64)[::2]):
+        for run in (
+            lambda k: EXTENSION.column_sums(x, x, w, None, k, sums, COLUMN, 1),
+            lambda k: EXTENSION.column_combine(x, x, None, k, coefficients, torch.empty_like(x), COLUMN, 1),
+            lambda k: EXTENSION.column_apply(x, w, None, None, k, torch.empty_like(x), COLUMN, 1),
+            lambda k: EXTENSION.column_apply_backward(x, x, w, None, k, (torch.empty_like(x), None, None), COLUMN, 1),
+        ):
+            with pytest.raises(cpu.Unfit):
+                run(bad)
+    for bad in (sums[:1], sums.float(), torch.empty(2, 7, dtype=torch.float64)):
+        with pytest.raises(cpu.Unfit):
+            EXTENSION.column_sums(x, x, w, None, kept, bad, COLUMN, 1)
+        with pytest.raises(cpu.Unfit):
+            EXTENSION.column_combine(x, x, None, kept, bad, torch.empty_like(x), COLUMN, 1)
+    for weight in (w[:7], torch.ones(8, 2)[:, 0], w.long()):
+        with pytest.raises(cpu.Unfit):
+            EXTENSION.column_sums(x, x, weight, None, kept, sums, COLUMN, 1)
+    with pytest.raises(TypeError):
+        EXTENSION.column_moments(x, None, None, COLUMN, 1)

@@ -62,8 +62,8 @@ BATCH, IMAGES, INSTANCE, GROUP = (2, 6, True), (1, 6, True), (2, 6, False), (1, 
 
 
 def row_arguments(mode, partial=7, dtype=torch.float32, plain=False, offset=False, round_first=False):
-    weight = None if plain else leaf(1 if mode == 2 else 7)
-    bias = None if plain or mode == 2 else leaf(7)
+    weight = None if plain else leaf(1 if mode == "scale" else 7)
+    bias = None if plain or mode == "scale" else leaf(7)
     mask = None if plain else random_mask(5, 3)
     return leaf(5, 3, 7, dtype=dtype), weight, bias, mask, mode, 1e-3, partial, offset, round_first
 
@@ -96,7 +96,7 @@ def residual_arguments(mode, alpha, drop, plain=False):
         mask,
         mode,
         1e-3,
-        mode == 1,
+        mode == "rms",
         False,
         alpha,
         drop,
@@ -171,38 +171,38 @@ def power_backward_arguments(step, plain=False):
     return torch.randn_like(x), x, weight, mask, batch, used, count, warm, nu, alpha, eps, channel
 
 
-def pointwise_arguments(erf, plain=False):
+def pointwise_arguments(form, plain=False):
     weight, bias, mask = (None, None, None) if plain else (leaf(7), leaf(7), random_mask(5, 3))
-    return leaf(5, 3, 7), leaf(1), leaf(1) if erf else None, weight, bias, mask, erf
+    return leaf(5, 3, 7), leaf(1), leaf(1) if form == "erf" else None, weight, bias, mask, form
 
 
-def pointwise_backward_arguments(erf, plain=False):
-    x, alpha, shift, weight, bias, mask, erf = (
-        t.detach() if isinstance(t, torch.Tensor) else t for t in pointwise_arguments(erf, plain)
+def pointwise_backward_arguments(form, plain=False):
+    x, alpha, shift, weight, bias, mask, form = (
+        t.detach() if isinstance(t, torch.Tensor) else t for t in pointwise_arguments(form, plain)
     )
     wanted = [True, shift is not None, weight is not None, bias is not None]
-    return torch.randn_like(x), x, alpha, shift, weight, mask, erf, wanted
+    return torch.randn_like(x), x, alpha, shift, weight, mask, form, wanted
 
 
 # op -> calls: parameters and masks present and absent, every mode and layout
 CALLS = {
     "row_norm": {
-        "layer": lambda: row_arguments(0), "rms partial": lambda: row_arguments(1, 3, offset=True),
-        "scale": lambda: row_arguments(2), "layer plain": lambda: row_arguments(0, plain=True),
-        "rms bf16": lambda: row_arguments(1, dtype=torch.bfloat16, round_first=True),
+        "layer": lambda: row_arguments("layer"), "rms partial": lambda: row_arguments("rms", 3, offset=True),
+        "scale": lambda: row_arguments("scale"), "layer plain": lambda: row_arguments("layer", plain=True),
+        "rms bf16": lambda: row_arguments("rms", dtype=torch.bfloat16, round_first=True),
     },
     "row_norm_backward": {
-        "layer": lambda: row_backward_arguments(0), "rms partial": lambda: row_backward_arguments(1, 3),
-        "scale": lambda: row_backward_arguments(2), "layer plain": lambda: row_backward_arguments(0, plain=True),
+        "layer": lambda: row_backward_arguments("layer"), "rms partial": lambda: row_backward_arguments("rms", 3),
+        "scale": lambda: row_backward_arguments("scale"), "layer plain": lambda: row_backward_arguments("layer", plain=True),
     },
     "residual_norm": {
-        "layer": lambda: residual_arguments(0, 1.0, 0.0), "rms dropout": lambda: residual_arguments(1, 1.7, 0.3),
-        "layer plain": lambda: residual_arguments(0, 0.5, 0.0, True),
+        "layer": lambda: residual_arguments("layer", 1.0, 0.0), "rms dropout": lambda: residual_arguments("rms", 1.7, 0.3),
+        "layer plain": lambda: residual_arguments("layer", 0.5, 0.0, True),
     },
     "residual_norm_backward": {
-        "layer": lambda: residual_backward_arguments(0, 1.0, 0.0),
-        "rms dropout": lambda: residual_backward_arguments(1, 1.7, 0.3),
-        "layer plain": lambda: residual_backward_arguments(0, 0.5, 0.0, True),
+        "layer": lambda: residual_backward_arguments("layer", 1.0, 0.0),
+        "rms dropout": lambda: residual_backward_arguments("rms", 1.7, 0.3),
+        "layer plain": lambda: residual_backward_arguments("layer", 0.5, 0.0, True),
     },
     "column_norm": {
         "batch": lambda: column_arguments(BATCH), "images": lambda: column_arguments(IMAGES),
@@ -226,12 +226,12 @@ CALLS = {
         "plain": lambda: power_backward_arguments(5, True),
     },
     "pointwise": {
-        "tanh": lambda: pointwise_arguments(False), "erf": lambda: pointwise_arguments(True),
-        "tanh plain": lambda: pointwise_arguments(False, True),
+        "tanh": lambda: pointwise_arguments("tanh"), "erf": lambda: pointwise_arguments("erf"),
+        "tanh plain": lambda: pointwise_arguments("tanh", True),
     },
     "pointwise_backward": {
-        "tanh": lambda: pointwise_backward_arguments(False), "erf": lambda: pointwise_backward_arguments(True),
-        "tanh plain": lambda: pointwise_backward_arguments(False, True),
+        "tanh": lambda: pointwise_backward_arguments("tanh"), "erf": lambda: pointwise_backward_arguments("erf"),
+        "tanh plain": lambda: pointwise_backward_arguments("tanh", True),
     },
 }  # fmt: skip
 FLAT = [pytest.param(op, call, id=f"{op}-{name}") for op, calls in CALLS.items() for name, call in calls.items()]
@@ -298,7 +298,7 @@ def test_vmap_of_the_first_tensor_alone(op, call):
 
 def test_second_derivative_of_a_registered_op_is_refused():
     """The registered backward has no derivative of its own; silence would be a wrong answer."""
-    x, weight, bias, mask, *facts = row_arguments(0)
+    x, weight, bias, mask, *facts = row_arguments("layer")
     y, _ = torch.ops.normlab.row_norm(x, weight, bias, mask, *facts)
     (dx,) = torch.autograd.grad(y, x, torch.randn_like(y), create_graph=True)
     with pytest.raises(RuntimeError, match="autograd"):

@@ -34,15 +34,15 @@ def step(model, optimizer, number=1):
     return loss.item()
 
 
-def accept(facts):
+def accept(progress):
     return None
 
 
-def saved(folder, steps=3, facts=None, **settings):
+def saved(folder, steps=3, progress=None, **settings):
     model, optimizer = made(**settings)
     for number in range(steps):
         step(model, optimizer, number)
-    checkpoint.save(folder, model, optimizer, facts or {"step": steps})
+    checkpoint.save(folder, model, optimizer, progress or {"step": steps})
     return model, optimizer
 
 
@@ -50,12 +50,12 @@ def saved(folder, steps=3, facts=None, **settings):
 @pytest.mark.parametrize("norm", ["layer", "batch", "power"])
 def test_a_loaded_state_goes_on_bit_for_bit(tmp_path, norm, tied):
     options = {"causal_statistics": next(iter(CAUSAL_FORMS[norm]))} if norm in CAUSAL_FORMS else {}
-    facts = {"step": 3, "recent": [0.1, 1 / 3], "curve": [[1, 2.5]], "words": "ü"}
-    model, optimizer = saved(tmp_path, facts=facts, norm=norm, tie_embeddings=tied, **options)
+    progress = {"step": 3, "recent": [0.1, 1 / 3], "curve": [[1, 2.5]], "words": "ü"}
+    model, optimizer = saved(tmp_path, progress=progress, norm=norm, tie_embeddings=tied, **options)
     on = [step(model, optimizer, n) for n in range(3, 8)]
     other, its_optimizer = made(seed=99, norm=norm, tie_embeddings=tied, **options)
     torch.manual_seed(5)
-    assert checkpoint.load(tmp_path, other, its_optimizer, accept) == (facts, {})
+    assert checkpoint.load(tmp_path, other, its_optimizer, accept) == (progress, {})
     assert [step(other, its_optimizer, n) for n in range(3, 8)] == on
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -138,7 +138,9 @@ def test_another_format_model_or_purpose_is_refused(tmp_path):
     assert_refused(tmp_path, r"does not fit the model: .*missing or of another shape", ffn_dim=32)
     assert_refused(tmp_path, r"does not fit the model: .*layers.2", num_layers=3)
     assert_refused(tmp_path, r"does not fit the model, which has no model.stack.ends.norm.bias", final_norm=False)
-    assert_refused(tmp_path, r"does not fit: step 1 is not 4", refusal=lambda facts: f"step {facts['step']} is not 4")
+    assert_refused(
+        tmp_path, r"does not fit: step 1 is not 4", refusal=lambda progress: f"step {progress['step']} is not 4"
+    )
     safetensors.save_file(dict(model.state_dict()), tmp_path / FILE)
     assert_refused(tmp_path, r"has format None, this version reads 'normlab.checkpoint/1'")
 

@@ -54,7 +54,7 @@ def test_killed_twice_and_resumed_is_undisturbed(tmp_path, name, monkeypatch):
     folder = tmp_path / "cut"
     assert ended(child(train_in_child, experiment.to_dict(), folder, 3, None, None, True)) == -signal.SIGKILL
     assert Run(folder).info["status"] == "running"
-    # Its checkpoint will be that of step 6, as if none had been due since: what was written behind it is taken back.
+    # Its checkpoint will be that of step 6, as if none had been due since: what was written after it is taken back.
     assert ended(child(train_in_child, experiment.to_dict(), folder, 9, 6, None, True)) == -signal.SIGKILL
     os.replace(folder / "kept", folder / checkpoints.FILE)
     assert max(step for step, *_ in readings(folder)) >= 8

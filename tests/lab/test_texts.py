@@ -18,7 +18,7 @@ from normlab.lab.tasks import find_task
 
 
 def windows_in(batch):
-    """(first, behind the last) place of every window, its targets included, in a file that tells places."""
+    """(first, one after the last) place of every window, its targets included, in a file that tells places."""
     found = []
     for window in torch.cat((batch.arguments["tokens"][:, :1], batch.targets), 1).tolist():
         mark = window.index(0x80)

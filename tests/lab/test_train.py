@@ -133,17 +133,17 @@ def test_a_loss_that_turns_nan_is_dated(tmp_path):
 
 def test_trained_untrained_and_collapsed_are_told_apart(tmp_path):
     still = train(small(lr=1e-9), tmp_path / "still")
-    assert still["outcome"] == "collapsed" and "never sees the input" in still["cause"]
+    assert still.outcome == "collapsed" and "never sees the input" in still.cause
     falling = train(small(lr=1e-2, warmup=0.1), tmp_path / "falling")
-    assert falling["outcome"] == "untrained" and "still falling" in falling["cause"]
+    assert falling.outcome == "untrained" and "still falling" in falling.cause
     blind = strict(tmp_path / "still")["task"]["blind"]
-    assert still["loss"] >= blind and falling["loss"] >= blind and falling["loss"] < still["loss"]
+    assert still.loss >= blind and falling.loss >= blind and falling.loss < still.loss
     learning = small(lr=3e-2, steps=60, batch_size=16, options={"length": 16}, watch="none", model={"num_layers": 1})
     fine = train(learning, tmp_path / "fine")
-    assert fine["outcome"] == "trained" and fine["cause"] is None
-    assert fine["loss"] < strict(tmp_path / "fine")["task"]["blind"]
+    assert fine.outcome == "trained" and fine.cause is None
+    assert fine.loss < strict(tmp_path / "fine")["task"]["blind"]
     unlearnt = train(own(lr=1e-12), tmp_path / "own")
-    assert unlearnt["outcome"] in ("collapsed", "trained") and unlearnt["tokens_per_second"] is None
+    assert unlearnt.outcome in ("collapsed", "trained") and unlearnt.tokens_per_second is None
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_two_processes_are_one_to_rounding(tmp_path):
         # running mean follows late. So held-out losses are compared at a low rate, training losses at both.
         lagging = name in ("batch", "stopped")
         if not lagging:
-            assert [v for _, v in found[0]["curve"]] == pytest.approx([v for _, v in one["curve"]], **close), name
+            assert [v for _, v in found[0]["curve"]] == pytest.approx([v for _, v in one.curve], **close), name
         pair = [[v for _, p, _, v in readings(f / name) if p == "loss"] for f in (tmp_path / "one", tmp_path / "two")]
         assert pair[1] == pytest.approx(pair[0], **close) and len(pair[0]) == experiment.steps, name
         assert_every_step_once(folders[name], experiment.steps)
@@ -477,10 +477,6 @@ def test_two_processes_are_one_to_rounding(tmp_path):
             assert torch.allclose(value.float(), states[1][key].float(), rtol=1e-2, atol=2e-4), (name, key)
     assert any("over all 2 processes" in words for words in strict(folders["batch"])["choices"])
     assert readings(folders["stopped"]) == readings(folders["batch"])
-
-
-def plain_model():
-    return nn.Linear(5, 3)
 
 
 def test_torchrun_trains_one_run(tmp_path):

@@ -93,6 +93,10 @@ def own_model(norm="layer", width=12):
     return nn.Sequential(nn.Linear(5, width), made, nn.Dropout(0.2), nn.Linear(width, 3))
 
 
+def plain_model():
+    return nn.Linear(5, 3)
+
+
 def own_data(seed, split):
     draw = torch.Generator().manual_seed(11 if split == "train" else 12)
     x = torch.randn(21, 5, generator=draw)

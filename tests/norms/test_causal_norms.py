@@ -7,7 +7,6 @@ move the running statistics as the ordinary layer does. GroupNorm's form takes e
 from __future__ import annotations
 
 import copy
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,11 +24,6 @@ FORMS = ["position", "running"]
 
 
 # ---- tools -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def seeded(request: pytest.FixtureRequest) -> None:
-    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

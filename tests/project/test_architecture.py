@@ -195,9 +195,10 @@ def test_only_the_bindings_know_python_and_nothing_knows_torch():
     assert includes
     for path, headers in includes.items():
         binding = [h for h in headers if h.startswith(("nanobind", "pybind11", "Python.h"))]
-        known = path.name in ("bindings.cpp", "tensors.h")  # the latter is the former's alone
+        known = path.name in ("bindings.cpp", "arguments.h", "tensors.h")
         assert bool(binding) == known, f"{name_of(path)} includes {binding}"
-        assert "tensors.h" not in headers or path.name == "bindings.cpp", name_of(path)
+        assert "tensors.h" not in headers or path.name == "arguments.h", name_of(path)
+        assert "arguments.h" not in headers or path.name.startswith("bind"), name_of(path)
         assert not [h for h in headers if h.startswith(("torch", "ATen", "c10"))], name_of(path)
 
 
@@ -219,7 +220,16 @@ def test_public_names_resolve():
         _ = normlab.no_such_name
 
 
-DESCRIBING = ("layers.md", "placements.md", "transformer.md", "watch.md", "runs.md", "lab.md", "kernels.md")
+DESCRIBING = (
+    "layers.md",
+    "placements.md",
+    "transformer.md",
+    "watch.md",
+    "inspect.md",
+    "runs.md",
+    "lab.md",
+    "kernels.md",
+)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -338,7 +348,7 @@ def test_commands_exist(page: Path):
 def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
-        "list", "doctor", "bench", "lr-range", "diagnose", "runs", "numerics", "compare", "train", "report", "completion",
+        "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "train", "report", "completion",
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch.autograd import Function, forward_ad
 
 from normlab import _torch
 from normlab.kernels import eager
+from normlab.kernels.facts import RowFacts
 
 # What every stand-in must leave as it is, in a process of its own: the names are bound when normlab is imported.
 CHECK = """
@@ -134,7 +135,7 @@ def test_functions_without_a_private_backward_are_applied_as_torch_does():
     assert _torch.direct_apply(Without) == Without.apply
     assert _torch.direct_apply(eager.RowNorm) != eager.RowNorm.apply
     x, weight, grad = torch.randn(5, 7), torch.rand(7), torch.randn(5, 7)
-    facts, found = (1, 1e-5, 7, 7, False, False), []
+    facts, found = RowFacts("rms", 1e-5, 7, 7), []
     for apply in (eager.RowNorm.apply, eager.row_norm):
         leaf = x.clone().requires_grad_()
         y = apply(leaf, weight, None, None, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -22,7 +23,9 @@ class Clock:
         return self.now
 
 
-def ride(steps, every=10, *, limit=0.03, whole=1.0, lean=0.3, once=0.0, idle=0.0, has_lean=True, opening=True, warm=1.0):
+def ride(
+    steps, every=10, *, limit=0.03, whole=1.0, lean=0.3, once=0.0, idle=0.0, has_lean=True, opening=True, warm=1.0
+):
     """[(step, how, overhead so far)] of a run whose steps take 1; prices are in steps. ``once``: more for the first recording,
     ``warm``: how long the first step takes."""
     clock = Clock()
@@ -54,7 +57,7 @@ def test_a_short_run_has_the_recordings_a_diagnosis_needs(steps, price):
 def test_where_whole_ones_are_too_dear_lean_ones_take_their_place():
     told, budget = ride(120, whole=2.5, lean=0.5)
     recorded = steps_of(told)
-    assert len(recorded) >= ENOUGH and max(b - a for a, b in zip(recorded, recorded[1:], strict=False)) <= 20
+    assert len(recorded) >= ENOUGH and max(b - a for a, b in itertools.pairwise(recorded)) <= 20
     assert 0 < len(steps_of(told, LEAN)) < ENOUGH
     assert "were lean" in budget.advice() and budget.account()["lean"] == len(steps_of(told, LEAN))
 
@@ -70,7 +73,9 @@ def test_where_even_lean_ones_are_too_dear_the_credit_is_not_overdrawn():
 @pytest.mark.parametrize(("limit", "idle"), [(0.03, 0.0), (0.03, 0.01), (0.03, 0.025), (0.01, 0.002), (0.2, 0.0)])
 def test_the_opening_costs_a_tenth_at_most_and_a_thousand_steps_the_limit(every, price, limit, idle):
     told, budget = ride(1500, every, limit=limit, whole=price, lean=0.3 * price, idle=idle)
-    slack = price / OPENING + 0.002  # the first recording is not asked about, the last one may be a little dearer than thought
+    slack = (
+        price / OPENING + 0.002
+    )  # the first recording is not asked about, the last one may be a little dearer than thought
     assert told[OPENING - 1][2] <= max(budgets.OPENING_SHARE, limit) + slack
     assert budget.account()["opening_overhead"] == pytest.approx(told[OPENING - 1][2], abs=1e-4)
     for step, _, overhead in told[1000:]:
@@ -151,7 +156,7 @@ def watched(folder, monkeypatch, steps, seconds, **options):
 
 
 def test_a_watch_with_its_defaults_records_enough_of_120_steps(tmp_path, monkeypatch, capsys):
-    watch, run = watched(tmp_path / "run", monkeypatch, 120, 1.1)
+    _, run = watched(tmp_path / "run", monkeypatch, 120, 1.1)
     assert run.series("slow")["1"].steps == run.series("grad_norm")["model"].steps == [1, *range(10, 121, 10)]
     account = run.info["recording"]
     assert (account["due"], account["recorded"], account["held_back"], account["advice"]) == (13, 13, 0, None)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .. import functional, machine, norms
 from ..kernels import cpu, reference
+from ..kernels.facts import ColumnFacts, RowFacts, RowMode
 from . import steps
 from .timing import Goal, Row, Side, compare, geometric_mean, interleave
 
@@ -226,21 +227,19 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
     y, dx, dweight, dbias = torch.empty_like(x), torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias)
     threads = torch.get_num_threads()
     kept = torch.empty(2 * rows, dtype=torch.float64)
-    column_kept, sums = torch.empty(2 * d + 1, dtype=torch.float64), torch.empty(2, d, dtype=torch.float64)
-    column_facts = (1e-5, False, True, 1, d, True)
+    column_kept = torch.empty(2 * d + 1, dtype=torch.float64)
+    column_facts = ColumnFacts(1e-5, False, centered=True, channel=1, groups=d, pooled=True)
     n = cpu.native
 
-    def row_pair(mode: int) -> None:
-        facts = (mode, 1e-5, d, d, False, False)
-        statistics_, b, db = (kept, bias, dbias) if mode == 0 else (kept[:rows], None, None)
-        n.row_forward(x, None, weight, b, None, statistics_, y, None, facts, threads)
-        n.row_backward(x, weight, None, statistics_, grad, None, dx, None, dweight, db, facts, threads)
+    def row_pair(mode: RowMode) -> None:
+        facts = RowFacts(mode, 1e-5, d, d)
+        statistics_, b, db = (kept, bias, dbias) if mode == "layer" else (kept[:rows], None, None)
+        n.row_forward(x, weight, b, None, statistics_, y, facts, threads)
+        n.row_backward(grad, x, weight, None, statistics_, (dx, dweight, db), facts, threads)
 
     def column_pair() -> None:
-        n.column_forward(x, weight, bias, None, column_kept, False, y, None, column_facts, threads)
-        n.column_backward(
-            x, weight, None, column_kept, False, grad, dx, dweight, dbias, sums, None, column_facts, threads
-        )
+        n.column_forward(x, weight, bias, None, None, (y, column_kept), column_facts, threads)
+        n.column_backward(grad, x, weight, None, column_kept, (dx, dweight, dbias), column_facts, threads)
 
     tgeometric_mean, t_rstd = torch.empty(rows, 1, dtype=dtype), torch.empty(rows, 1, dtype=dtype)
     forward, backward = torch.ops.aten.native_layer_norm.out, torch.ops.aten.native_layer_norm_backward.out
@@ -253,8 +252,8 @@ def kernels_alone(shape: tuple[int, ...], dtype_name: str, seconds: float) -> It
 
     sides: dict[str, Side] = {
         "copy": lambda: y.copy_(x),
-        "LayerNorm": lambda: row_pair(0),
-        "RMSNorm": lambda: row_pair(1),
+        "LayerNorm": lambda: row_pair("layer"),
+        "RMSNorm": lambda: row_pair("rms"),
         "BatchNorm": column_pair,
         "torch LayerNorm": torch_pair,
     }

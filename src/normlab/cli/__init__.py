@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from . import answer, bench, compare, completion, diagnose, doctor, listing, lr_range, numerics, report, runs, train
+from . import (
+    answer, bench, compare, completion, diagnose, doctor, inspect, listing, lr_range, numerics, report, runs, train,
+)  # fmt: skip
 from .show import OutputFailed, Parser, note
 
 EXAMPLES = """examples:
@@ -21,6 +23,7 @@ EXAMPLES = """examples:
   normlab bench --json bench.json   the full comparison, with torch.compile
   normlab lr-range --placement post the largest stable learning rate, with seeds and an interval
   normlab diagnose runs/a           what is wrong in a run, why, and what to try
+  normlab inspect my.module:model   norms, blocks and placement inside any model
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab compare                   train norms x placements x rates x seeds, rank them, write a report
   normlab answer runs/grid          what a sweep says, finished or not
@@ -37,6 +40,7 @@ VERBS: dict[str, Any] = {
     "bench": bench.run,
     "lr-range": lr_range.run,
     "diagnose": diagnose.run,
+    "inspect": inspect.run,
     "runs": runs.run,
     "compare": compare.run,
     "answer": answer.run,
@@ -64,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         bench,
         lr_range,
         diagnose,
+        inspect,
         runs,
         compare,
         answer,

@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         (run,) = found
         coverage = run["coverage"] or {}
-        facts = [("status", run["status"]), ("created", str(run["created"])), ("last step", str(run["last_step"])),
+        rows = [("status", run["status"]), ("created", str(run["created"])), ("last step", str(run["last_step"])),
                  ("readings", str(run["readings"])), ("last loss", str(run["last"].get("loss", ""))),
                  ("norms", f"{coverage.get('norms', 0)}, not watched" if coverage.get("fired", 0) is None
                   else f"{coverage.get('fired', 0)} of {coverage.get('norms', 0)} fired"),
                  ("overhead", "" if run["overhead"] is None else f"{run['overhead']:.1%}"),
                  *((f"event at step {e['step']}", f"{e['event']} {e.get('site') or ''}") for e in run["events"])]  # fmt: skip
-        table(run["folder"], ["", ""], [list(f) for f in facts])
+        table(run["folder"], ["", ""], [list(row) for row in rows])
         table("quantities", ["name", "sites"], [[name, str(n)] for name, n in run["probes"].items()])
     return 0
 

@@ -133,7 +133,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     for column, size in zip(columns, sizes, strict=True):
         drawn.add_column(Text(visible(column)), overflow="fold", width=size if sum(sizes) <= room else None)
     for row in rows:
-        drawn.add_row(*(Text(visible(cell)) for cell in row))
+        drawn.add_row(*(Text(visible(value)) for value in row))
     try:
         console.print(drawn)
     except OSError as error:

@@ -11,6 +11,7 @@ from torch import Tensor, is_grad_enabled
 from .._torch import in_transform
 from ..kernels import cpu, devices, eager, graph, reference
 from ..kernels.cpu import Unfit
+from ..kernels.facts import ColumnFacts, known_column_facts
 from .checks import (
     MAYBE_PLAIN,
     as_mask,
@@ -78,7 +79,8 @@ def column_norm(
     move = running is not None and not recomputing()
     if running is not None and route != "eager" and not in_transform():
         check_running(op, x.shape[channel], running_mean=running[0], running_var=running[1])
-    facts = (eps, offset, centered, channel, groups, pooled)
+    make = known_column_facts if route == "eager" else ColumnFacts
+    facts = make(eps, offset, centered, channel, groups, pooled)
     if route == "torch":
         theirs = _by_torch(
             x, weight, bias, mask, facts, gain, statistics, running if move else None, group, want_statistics
@@ -104,9 +106,9 @@ def column_norm(
             check_running(op, x.shape[channel], running_mean=running[0], running_var=running[1])
         # Also when a forward is only recomputed: autograd must find the same tensors saved.
         want = want_statistics or (running is not None and not inside)
-        more = (running if inside and move else None, group, want)
+        asked = (running if inside and move else None, group, want)
         try:
-            result = eager.column_norm(cpu.packed(x, channel), weight, bias, mask, given, facts, more)
+            result = eager.column_norm(cpu.packed(x, channel), weight, bias, mask, given, facts, asked)
         except Unfit:
             check_channel_parameters(op, x.shape[channel], weight, bias)
             raise
@@ -130,16 +132,15 @@ def column_norm(
 
 
 def _by_torch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...], gain: str,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: ColumnFacts, gain: str,
     statistics: tuple[Tensor, Tensor] | None, running: Any, group: Any, want_statistics: bool,
 ) -> Tensor | None:  # fmt: skip
     """y by torch's own kernels on another device, or None where they do not do this."""
-    eps, _, centered, channel, groups, pooled = facts
-    odd = mask is not None or group is not None or want_statistics or not centered or x.numel() == 0
+    odd = mask is not None or group is not None or want_statistics or not facts.centered or x.numel() == 0
     if odd or (running is not None and isinstance(running[2], Tensor)):
         return None
-    return devices.column_norm(x, weight, bias, eps=eps, groups=groups, pooled=pooled, channel=channel, gain=gain,
-                               statistics=statistics, running=running)  # fmt: skip
+    return devices.column_norm(x, weight, bias, eps=facts.eps, groups=facts.groups, pooled=facts.pooled,
+                               channel=facts.channel, gain=gain, statistics=statistics, running=running)  # fmt: skip
 
 
 def _from_inference(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..kernels import eager, graph, reference
+from ..kernels.facts import Form
 from .checks import as_mask, check_floating, check_parameter, check_same_device, dense, of_one_dtype
 from .routes import route_of_all
 
 
 def _pointwise(
-    op: str, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    op: str, form: Form, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
     mask: Tensor | None, lengths: Tensor | Sequence[int] | None,
 ) -> Tensor:  # fmt: skip
     check_floating(op, x)
@@ -24,11 +25,11 @@ def _pointwise(
     real = as_mask(op, x, tuple(x.shape[:-1]), mask, lengths)
     route = route_of_all(op, x, alpha, shift, weight, bias, real)
     if route in ("torch", "reference"):
-        return reference.pointwise(x, alpha, shift, weight, bias, real, form="tanh" if op == "dyt" else "erf")
+        return reference.pointwise(x, alpha, shift, weight, bias, real, form=form)
     alpha, shift, weight, bias = of_one_dtype(alpha, dense(shift), dense(weight), dense(bias))  # type: ignore[assignment]
     if route == "graph":
-        return graph.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
-    return eager.pointwise(x, alpha, shift, weight, bias, real, op == "derf")
+        return graph.pointwise(x, alpha, shift, weight, bias, real, form)
+    return eager.pointwise(x, alpha, shift, weight, bias, real, form)
 
 
 def dyt(
@@ -36,7 +37,7 @@ def dyt(
     mask: Tensor | None = None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """weight * tanh(alpha * x) + bias; see :class:`normlab.DyT`."""
-    return _pointwise("dyt", x, alpha, None, weight, bias, mask, lengths)
+    return _pointwise("dyt", "tanh", x, alpha, None, weight, bias, mask, lengths)
 
 
 def derf(
@@ -44,4 +45,4 @@ def derf(
     mask: Tensor | None = None, lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """weight * erf(alpha * x + shift) + bias; see :class:`normlab.Derf`."""
-    return _pointwise("derf", x, alpha, shift, weight, bias, mask, lengths)
+    return _pointwise("derf", "erf", x, alpha, shift, weight, bias, mask, lengths)

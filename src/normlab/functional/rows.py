@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
 from ..errors import unknown
 from ..kernels import cpu, devices, eager, graph, reference
 from ..kernels.cpu import Unfit
+from ..kernels.facts import ResidualFacts, RowFacts, RowMode, known_residual_facts, known_row_facts
 from .checks import (
     as_mask,
     check_eps,
@@ -24,7 +26,6 @@ from .checks import (
 )
 from .routes import route_of, route_of_all
 
-MODES = {"layer": 0, "rms": 1, "scale": 2}
 SINGLE_EPS, DOUBLE_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -34,20 +35,17 @@ def row_norm(
     shape: tuple[int, ...],
     weight: Tensor | None,
     bias: Tensor | None,
-    facts: tuple[int, float, int, bool, bool],
+    facts: RowFacts,
     mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
-    """The norms over the last axes. ``facts``: mode, eps, values in the statistic (0 = all), offset gain, round first."""
+    """The norms over the last axes, which have this ``shape``."""
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
     if mask is None and lengths is None and len(shape) == 1 and route_of(op, x) == "eager":
-        mode, eps, partial, offset, round_first = facts
-        width = shape[0]
         try:
-            every = (mode, eps, width, partial or width, offset, round_first)
             if is_grad_enabled():
-                return eager.row_norm(x, weight, bias, None, every)
-            return cpu.row_forward(x, weight, bias, None, None, every)[0]
+                return eager.row_norm(x, weight, bias, None, facts)
+            return cpu.row_forward(x, weight, bias, None, None, facts)[0]
         except Unfit:
             pass  # the careful way makes it fit, or says what is wrong
     return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths)
@@ -59,7 +57,7 @@ def _row_norm_checked(
     shape: tuple[int, ...],
     weight: Tensor | None,
     bias: Tensor | None,
-    facts: tuple[int, float, int, bool, bool],
+    facts: RowFacts,
     mask: Tensor | None,
     lengths: Tensor | Sequence[int] | None,
 ) -> Tensor:
@@ -68,15 +66,13 @@ def _row_norm_checked(
     k = len(shape)
     if x.shape[-k:] != shape or k == 0:
         raise ValueError(f"{op}: the input has shape {tuple(x.shape)}, its last axes must be {shape}")
-    width = math.prod(shape)
+    mode, eps, width, partial, offset, round_before_gain = facts
     if width == 0:
         raise ValueError(f"{op}: cannot normalize over an empty axis, normalized shape {shape}")
-    mode, eps, partial, offset, round_before_gain = facts
-    partial = partial or width
     if not 1 <= partial <= width:
-        raise ValueError(f"{op}: partial must lie in 1..{width} (the normalized values), got {max(partial, 0)}")
+        raise ValueError(f"{op}: partial must lie in 1..{width} (the normalized values), got {partial}")
     for name, p in (("weight", weight), ("bias", bias)):
-        check_parameter(op, name, p, 1 if mode == 2 else width)
+        check_parameter(op, name, p, 1 if mode == "scale" else width)
     check_same_device(op, x, weight=weight, bias=bias)
     weight, bias = dense(weight), dense(bias)
     mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
@@ -86,14 +82,21 @@ def _row_norm_checked(
     if route in ("eager", "graph"):
         weight, bias = of_one_dtype(weight, bias)
     if route == "eager":
-        y = eager.row_norm(x, weight, bias, mask, (mode, eps, width, partial, offset, round_before_gain))
+        y = eager.row_norm(x, weight, bias, mask, facts)
     elif route == "graph":
         y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
         formula = devices.row_norm if route == "torch" else reference.row_norm
-        y = formula(x, weight, bias, mask, mode=eager.MODE_NAMES[mode], eps=eps, partial=partial,
-                               gain=eager.GAINS[offset], round_before_gain=round_before_gain)  # fmt: skip
+        y = formula(x, weight, bias, mask, mode=mode, eps=eps, partial=partial, gain=facts.gain,
+                    round_before_gain=round_before_gain)  # fmt: skip
     return y.unflatten(-1, shape) if k > 1 else y
+
+
+def _facts(mode: RowMode, eps: float, width: int, partial: int | None, gain: str, round_before_gain: bool) -> RowFacts:
+    make = RowFacts if is_compiling() or type(width) is not int else known_row_facts
+    return make(
+        mode, eps, width, width if partial is None else partial, check_gain(gain) == "offset", round_before_gain
+    )
 
 
 def layer_norm(
@@ -109,8 +112,9 @@ def layer_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
-    facts = (0, check_eps(eps), 0, check_gain(gain) == "offset", round_before_gain)
-    return row_norm("layer_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
+    shape = tuple(normalized_shape)
+    facts = _facts("layer", check_eps(eps), math.prod(shape), None, gain, round_before_gain)
+    return row_norm("layer_norm", x, shape, weight, bias, facts, mask, lengths)
 
 
 def rms_norm(
@@ -127,16 +131,20 @@ def rms_norm(
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
-    count = 0 if partial is None else partial or -1  # 0 would mean all
-    facts = (1, rms_eps(x, eps), count, check_gain(gain) == "offset", round_before_gain)
-    return row_norm("rms_norm", x, tuple(normalized_shape), weight, bias, facts, mask, lengths)
+    shape = tuple(normalized_shape)
+    facts = _facts("rms", rms_eps(x, eps), math.prod(shape), partial, gain, round_before_gain)
+    return row_norm("rms_norm", x, shape, weight, bias, facts, mask, lengths)
 
 
 def rms_eps(x: Tensor, eps: float | None) -> float:
+    return eps_of(x.dtype if isinstance(x, Tensor) else None, eps)
+
+
+def eps_of(dtype: torch.dtype | None, eps: float | None) -> float:
     """None is the machine epsilon of the dtype that computes (float32 for 16-bit inputs), as in torch."""
     if eps is not None:
         return check_eps(eps)
-    return DOUBLE_EPS if isinstance(x, Tensor) and x.dtype == torch.float64 else SINGLE_EPS
+    return DOUBLE_EPS if dtype is torch.float64 else SINGLE_EPS
 
 
 def scale_norm(
@@ -149,9 +157,9 @@ def scale_norm(
 ) -> Tensor:
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
     check_floating("scale_norm", x)
-    return row_norm(
-        "scale_norm", x, tuple(x.shape[-1:]), weight, None, (2, check_eps(eps), 0, False, False), mask, lengths
-    )
+    shape = tuple(x.shape[-1:])
+    facts = _facts("scale", check_eps(eps), math.prod(shape), None, "direct", False)
+    return row_norm("scale_norm", x, shape, weight, None, facts, mask, lengths)
 
 
 def residual_norm(
@@ -178,14 +186,15 @@ def residual_norm(
     op = "residual_norm"
     if norm not in ("layer", "rms"):
         raise ValueError(unknown("norm", norm, ("layer", "rms")))
+    mode: RowMode = "layer" if norm == "layer" else "rms"
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
     offset, eps, alpha = check_gain(gain) == "offset", check_eps(eps), float(alpha)
     drop = dropout if training else 0.0
 
     def run_eager(rows_mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
-        width = x.shape[-1]
-        facts = (MODES[norm], eps, width, width, offset, round_before_gain, alpha, drop, seed)
+        make = ResidualFacts if drop > 0 else known_residual_facts  # a seed does not recur
+        facts = make(mode, eps, x.shape[-1], offset, round_before_gain, alpha, drop, seed)
         if is_grad_enabled():
             return eager.residual_norm(x, branch, weight, bias, rows_mask, facts)
         return cpu.residual_forward(x, branch, weight, bias, rows_mask, None, facts)[:2]
@@ -203,14 +212,14 @@ def residual_norm(
         seed_tensor = (
             torch.randint(0, 2**62, (), device="cpu") if drop > 0 else torch.zeros((), dtype=torch.int64, device="cpu")
         )
-        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, MODES[norm], eps, offset,
-                                           round_before_gain, alpha, drop, seed_tensor)  # fmt: skip
+        y, stream, _ = graph.residual_norm(x, branch, weight, bias, rows_mask, mode, eps, offset, round_before_gain, alpha,
+                                           drop, seed_tensor)  # fmt: skip
         return (y, stream) if return_stream else y
     seed = int(torch.randint(0, 2**62, (), device="cpu")) if drop > 0 else 0
     if route in ("torch", "reference"):
         formula = devices.row_norm if route == "torch" else reference.row_norm
-        both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, norm, eps, gain, round_before_gain, alpha,
-                                        drop, seed)  # fmt: skip
+        facts = ResidualFacts(mode, eps, x.shape[-1], offset, round_before_gain, alpha, drop, seed)
+        both = eager.residual_reference(formula, x, branch, weight, bias, rows_mask, facts)
     else:
         both = run_eager(rows_mask, seed)
     return both if return_stream else both[0]

@@ -13,6 +13,7 @@ from .._torch import (
 )
 from ..errors import TransformUnsupported
 from ..kernels import cpu, reference
+from ..kernels.facts import ColumnFacts
 from .checks import as_mask, check_channels, check_running, positions
 from .routes import route_of_all
 
@@ -38,9 +39,8 @@ def batch_statistics(
     mask = as_mask("batch_statistics", x, positions(x, channel), mask, lengths)
     with torch.no_grad():
         if route_of_all("batch_norm", x, mask) == "eager":
-            facts = (0.0, False, True, channel, x.shape[channel], True)
-            statistics = cpu.column_statistics(x, facts)
-            cpu.column_forward(cpu.packed(x, channel), None, None, mask, statistics, False, facts, moments_only=True)
+            facts = ColumnFacts(0.0, False, centered=True, channel=channel, groups=x.shape[channel], pooled=True)
+            statistics = cpu.column_moments(cpu.packed(x, channel), mask, facts)
             mean, var, count = cpu.split_statistics(statistics, x, facts)
             return mean[0], var[0], count[0]
         axes = reference.axes_of("batch", x.dim(), channel)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, empty_like, get_num_threads
@@ -19,6 +18,7 @@ from torch.compiler import is_compiling
 
 from .._torch import exchange_table, is_zero_tensor
 from . import pages
+from .facts import ColumnFacts, Form, ResidualFacts, RowFacts, RowMode
 
 native: Any = None
 missing: str | None = None
@@ -50,12 +50,19 @@ PLAIN = (Tensor, torch.nn.Parameter)
 # ---- a tensor as kernels see it --------------------------------------------------------------------------------------
 
 
+class _Description(NamedTuple):
+    """What the extension cannot see by itself in older torch."""
+
+    address: int
+    code: int  # of the dtype; -1: boolean
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 def _described(t: Any) -> Any:
-    """What the extension cannot see by itself in older torch: (address, code of the dtype, shape, strides)."""
+    """A tensor as its description, a tuple with its tensors described, anything else as it is."""
     if not isinstance(t, Tensor):
-        return (
-            tuple(_described(item) for item in t) if type(t) is tuple and any(isinstance(i, Tensor) for i in t) else t
-        )
+        return tuple(map(_described, t)) if type(t) is tuple else t
     if type(t) not in PLAIN or t.layout is not torch.strided:
         raise Unfit(f"a {type(t).__name__} with layout {t.layout} is not a plain tensor")
     if not t.is_cpu:
@@ -66,7 +73,7 @@ def _described(t: Any) -> Any:
     if code is None:
         raise Unfit(f"a tensor has the dtype {t.dtype}")
     address = t.data_ptr() if t.numel() and t.untyped_storage().data_ptr() else 0
-    return address, code, tuple(t.shape), t.stride()
+    return _Description(address, code, tuple(t.shape), t.stride())
 
 
 class _Describing:
@@ -93,6 +100,8 @@ class _Describing:
 
 # May the extension look into tensors itself? (Older torch has no table for it.)
 looks = native is not None and exchange_table is not None and native.see_tensors(exchange_table, PLAIN, Tensor.is_neg)
+if native is not None:
+    native.take_descriptions(_Description)
 if native is not None and not looks:
     native = _Describing(native)
 
@@ -149,22 +158,21 @@ def changed(refusal: object) -> RuntimeError:
 
 # Statistics of a row norm, float64: [mean (rows) | 1/deviation (rows)] for layer, [1/deviation] for rms and scale. Where a
 # caller gives a tensor they are written there; otherwise the kernel returns them as bytes, a tenth of a tensor's price.
-# ``facts`` is (mode, eps, width, partial, offset gain, round before gain); with a residual also alpha, drop and seed.
 
 
-def row_statistics(x: Tensor, mode: int) -> Tensor:
+def row_statistics(x: Tensor, mode: RowMode) -> Tensor:
     rows = x.numel() // x.shape[-1]
-    return torch.empty(2 * rows if mode == 0 else rows, dtype=torch.float64, device="cpu")
+    return torch.empty(2 * rows if mode == "layer" else rows, dtype=torch.float64, device="cpu")
 
 
 def row_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None,
-    facts: tuple[Any, ...], again: bool = False,
+    facts: RowFacts, again: bool = False,
 ) -> tuple[Tensor, bytes | None]:  # fmt: skip
     """y and the statistics (None when a tensor was given for them)."""
     y = empty_like(x)
     try:
-        return y, native.row_forward(x, None, weight, bias, mask, statistics, y, None, facts, get_num_threads())
+        return y, native.row_forward(x, weight, bias, mask, statistics, y, facts, get_num_threads())
     except Unfit:
         if again:
             raise
@@ -173,37 +181,28 @@ def row_forward(
 
 def row_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes,
-    dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...], again: bool = False,
+    dweight: Tensor | None, dbias: Tensor | None, facts: RowFacts, again: bool = False,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of the parameters are written into the tensors given for them."""
     dx = empty_like(grad)
     try:
-        native.row_backward(x, weight, mask, statistics, grad, None, dx, None, dweight, dbias, facts, get_num_threads())
+        native.row_backward(grad, x, weight, mask, statistics, (dx, dweight, dbias), facts, get_num_threads())
     except Unfit as refusal:
         if again:
             raise changed(refusal) from refusal
-        return row_backward(
-            readable(grad),
-            readable(x),
-            readable(weight),
-            readable(mask),
-            readable(statistics),
-            dweight,
-            dbias,
-            facts,
-            True,
-        )
+        return row_backward(readable(grad), readable(x), readable(weight), readable(mask), readable(statistics), dweight, dbias,
+                            facts, True)  # fmt: skip
     return dx
 
 
 def residual_forward(
     x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    statistics: Tensor | None, facts: tuple[Any, ...], again: bool = False,
+    statistics: Tensor | None, facts: ResidualFacts, again: bool = False,
 ) -> tuple[Tensor, Tensor, bytes | None]:  # fmt: skip
     """y, the new stream, the statistics as in row_forward."""
     y, stream = empty_like(x), empty_like(x)
     try:
-        kept = native.row_forward(x, branch, weight, bias, mask, statistics, y, stream, facts, get_num_threads())
+        kept = native.residual_forward(x, branch, weight, bias, mask, (y, stream, statistics), facts, get_num_threads())
     except Unfit:
         if again:
             raise
@@ -214,14 +213,13 @@ def residual_forward(
 
 def residual_backward(
     grad: Tensor, grad_stream: Tensor | None, stream: Tensor, weight: Tensor | None, mask: Tensor | None,
-    statistics: Tensor | bytes, dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...], again: bool = False,
+    statistics: Tensor | bytes, dweight: Tensor | None, dbias: Tensor | None, facts: ResidualFacts, again: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx and dbranch: one and the same tensor when alpha is 1 and nothing is dropped."""
-    shared = facts[6] == 1 and facts[7] == 0  # alpha, drop
-    dx, other = empty_like(stream), None if shared else empty_like(stream)
+    dx, other = empty_like(stream), None if facts.shared else empty_like(stream)
     try:
-        native.row_backward(stream, weight, mask, statistics, grad, grad_stream, dx, other, dweight, dbias, facts,
-                            get_num_threads())  # fmt: skip
+        native.residual_backward((grad, grad_stream), stream, weight, mask, statistics, (dx, other, dweight, dbias), facts,
+                                 get_num_threads())  # fmt: skip
     except Unfit as refusal:
         if again:
             raise changed(refusal) from refusal
@@ -233,22 +231,17 @@ def residual_backward(
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
 # Statistics of a column norm, float64: [mean (sets * groups) | mean square (sets * groups) | count (sets)], a flat tensor or,
-# as for rows, bytes. ``facts`` is (eps, offset gain, centered, channel axis, groups, pooled). The order in memory, row-major
-# or channels last, is read off x each time: a hook on saved tensors may bring it back in another one.
+# as for rows, bytes. The order in memory, row-major or channels last, is read off x each time: a hook on saved tensors may
+# bring it back in another one.
 
 
-def _sets(x: Tensor, facts: tuple[Any, ...]) -> tuple[int, int]:
-    return 1 if facts[5] else x.shape[0], facts[4]
+def column_statistics(x: Tensor, facts: ColumnFacts) -> Tensor:
+    return torch.empty(facts.sets(x) * (2 * facts.groups + 1), dtype=torch.float64, device="cpu")
 
 
-def column_statistics(x: Tensor, facts: tuple[Any, ...]) -> Tensor:
-    sets, groups = _sets(x, facts)
-    return torch.empty(sets * (2 * groups + 1), dtype=torch.float64, device="cpu")
-
-
-def split_statistics(statistics: Tensor, x: Tensor, facts: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def split_statistics(statistics: Tensor, x: Tensor, facts: ColumnFacts) -> tuple[Tensor, Tensor, Tensor]:
     """Views of mean (sets, groups), mean square (sets, groups) and count (sets)."""
-    sets, groups = _sets(x, facts)
+    sets, groups = facts.sets(x), facts.groups
     mean, square, count = statistics.split([sets * groups, sets * groups, sets])
     return mean.view(sets, groups), square.view(sets, groups), count
 
@@ -265,29 +258,6 @@ def packed(x: Tensor, channel: int) -> Tensor:
     return x if x.is_contiguous() or x.movedim(channel, -1).is_contiguous() else contiguous(x)
 
 
-def column_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None, given: bool,
-    facts: tuple[Any, ...], *, moments_only: bool = False, running: tuple[Tensor, Tensor, float] | None = None,
-    again: bool = False,
-) -> Any:  # fmt: skip
-    """y and the statistics as bytes (None when a tensor was given for them, to be written or, if ``given``, read).
-
-    ``running`` (mean, variance, factor) is moved towards the statistics.
-    """
-    y = None if moments_only else empty_like(x)
-    try:
-        kept = native.column_forward(x, weight, bias, mask, statistics, given, y, running, facts, get_num_threads())
-    except Unfit:
-        if again:
-            raise
-        return column_forward(
-            _packed_readable(x, facts[3]), readable(weight), readable(bias), readable(mask),
-            readable(statistics) if given else statistics, given, facts,
-            moments_only=moments_only, running=running, again=True,
-        )  # fmt: skip
-    return y, kept
-
-
 def _packed_readable(x: Tensor, channel: int) -> Tensor:
     """As :func:`readable`, but channels last may stay."""
     order = [a for a in range(x.dim()) if a != channel] + [channel]
@@ -296,28 +266,114 @@ def _packed_readable(x: Tensor, channel: int) -> Tensor:
     return readable(x)
 
 
-def column_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes, given: bool,
-    dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...], *, sums: Tensor | None = None,
-    sums_only: bool = False, coefficients: Tensor | None = None, again: bool = False,
-) -> Any:  # fmt: skip
-    """dx. Sums and dx can be computed apart, with an exchange between processes in the middle: ``sums`` (2, sets, channels) of
-    grad and grad * xhat is what is handed over. ``coefficients`` (3, sets, channels) then replaces the derived
-    dx = c[0] * grad + c[1] * xhat + c[2]."""
-    dx = None if sums_only else empty_like(x)
+def column_moments(x: Tensor, mask: Tensor | None, facts: ColumnFacts, again: bool = False) -> Tensor:
+    """The statistics alone."""
+    statistics = column_statistics(x, facts)
     try:
-        native.column_backward(x, weight, mask, statistics, given, grad, dx, dweight, dbias, sums, coefficients, facts,
-                               get_num_threads())  # fmt: skip
+        native.column_moments(x, mask, statistics, facts, get_num_threads())
+    except Unfit:
+        if again:
+            raise
+        return column_moments(_packed_readable(x, facts.channel), readable(mask), facts, True)
+    return statistics
+
+
+def column_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor | None,
+    running: tuple[Tensor, Tensor, float] | None, facts: ColumnFacts, again: bool = False,
+) -> tuple[Tensor, bytes | None]:  # fmt: skip
+    """y and the statistics as bytes (None when a tensor was given for them). ``running`` (mean, variance, factor) is moved
+    towards them."""
+    y = empty_like(x)
+    try:
+        kept = native.column_forward(x, weight, bias, mask, running, (y, statistics), facts, get_num_threads())
+    except Unfit:
+        if again:
+            raise
+        return column_forward(_packed_readable(x, facts.channel), readable(weight), readable(bias), readable(mask), statistics,
+                              running, facts, True)  # fmt: skip
+    return y, kept
+
+
+def column_apply(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, statistics: Tensor, facts: ColumnFacts,
+    again: bool = False,
+) -> Tensor:  # fmt: skip
+    """y by statistics that are given."""
+    y = empty_like(x)
+    try:
+        native.column_apply(x, weight, bias, mask, statistics, y, facts, get_num_threads())
+    except Unfit:
+        if again:
+            raise
+        return column_apply(_packed_readable(x, facts.channel), readable(weight), readable(bias), readable(mask),
+                            readable(statistics), facts, True)  # fmt: skip
+    return y
+
+
+def _like_readable(grad: Tensor, x: Tensor) -> Tensor:
+    """grad as :func:`readable`, in the order in memory that x has."""
+    grad = readable(grad)
+    if grad.shape == x.shape and grad.dtype is x.dtype and grad.stride() != x.stride():
+        grad = empty_like(x).copy_(grad)
+    return grad
+
+
+def column_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes,
+    dweight: Tensor | None, dbias: Tensor | None, facts: ColumnFacts, *, given: bool, again: bool = False,
+) -> Tensor:  # fmt: skip
+    """dx of :func:`column_forward`, or with ``given`` of :func:`column_apply`."""
+    dx = empty_like(x)
+    run = native.column_apply_backward if given else native.column_backward
+    try:
+        run(grad, x, weight, mask, statistics, (dx, dweight, dbias), facts, get_num_threads())
     except Unfit as refusal:
         if again:
             raise changed(refusal) from refusal
-        x, grad = _packed_readable(x, facts[3]), readable(grad)
-        if grad.shape == x.shape and grad.dtype is x.dtype and grad.stride() != x.stride():
-            grad = empty_like(x).copy_(grad)
-        return column_backward(
-            grad, x, readable(weight), readable(mask), readable(statistics), given, dweight, dbias, facts, sums=sums,
-            sums_only=sums_only, coefficients=coefficients, again=True,
-        )  # fmt: skip
+        x = _packed_readable(x, facts.channel)
+        return column_backward(_like_readable(grad, x), x, readable(weight), readable(mask), readable(statistics), dweight,
+                               dbias, facts, given=given, again=True)  # fmt: skip
+    return dx
+
+
+# The same in two halves, with an exchange between processes or a formula of one's own in between.
+
+
+def column_sums(
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor | bytes, facts: ColumnFacts,
+    again: bool = False,
+) -> Tensor:  # fmt: skip
+    """The sums (2, sets, channels) of grad and grad * xhat. The weight does not enter them; it is looked at because callers
+    multiply by it next."""
+    sums = torch.empty(2, facts.sets(x), channels_of(x, facts.channel), dtype=torch.float64, device="cpu")
+    try:
+        native.column_sums(grad, x, weight, mask, statistics, sums, facts, get_num_threads())
+    except Unfit as refusal:
+        if again:
+            raise changed(refusal) from refusal
+        x = _packed_readable(x, facts.channel)
+        return column_sums(
+            _like_readable(grad, x), x, readable(weight), readable(mask), readable(statistics), facts, True
+        )
+    return sums
+
+
+def column_combine(
+    grad: Tensor, x: Tensor, mask: Tensor | None, statistics: Tensor | bytes, coefficients: Tensor, facts: ColumnFacts,
+    again: bool = False,
+) -> Tensor:  # fmt: skip
+    """dx = c[0] * grad + c[1] * xhat + c[2] for coefficients c (3, sets, channels)."""
+    dx = empty_like(x)
+    try:
+        native.column_combine(grad, x, mask, statistics, coefficients, dx, facts, get_num_threads())
+    except Unfit as refusal:
+        if again:
+            raise changed(refusal) from refusal
+        x = _packed_readable(x, facts.channel)
+        return column_combine(
+            _like_readable(grad, x), x, readable(mask), readable(statistics), coefficients, facts, True
+        )
     return dx
 
 
@@ -331,30 +387,30 @@ def fits_running(mean: Tensor | None, variance: Tensor | None, channels: int) ->
 
 def pointwise_forward(
     x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    erf: bool, again: bool = False,
+    form: Form, again: bool = False,
 ) -> Tensor:  # fmt: skip
     y = empty_like(x)
     try:
-        native.pointwise_forward(x, alpha, shift, weight, bias, mask, y, erf, get_num_threads())
+        native.pointwise_forward(x, (alpha, shift, weight, bias), mask, y, form, get_num_threads())
     except Unfit:
         if again:
             raise
         return pointwise_forward(readable(x), readable(alpha), readable(shift), readable(weight), readable(bias),
-                                 readable(mask), erf, True)  # fmt: skip
+                                 readable(mask), form, True)  # fmt: skip
     return y
 
 
 def pointwise_backward(
-    grad: Tensor, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, mask: Tensor | None, erf: bool,
-    slots: Sequence[Tensor | None], again: bool = False,
+    grad: Tensor, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, mask: Tensor | None, form: Form,
+    slots: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None], again: bool = False,
 ) -> Tensor:  # fmt: skip
     """dx; the gradients of alpha, shift, weight and bias go into ``slots``."""
     dx = empty_like(x)
     try:
-        native.pointwise_backward(x, alpha, shift, weight, mask, grad, dx, *slots, erf, get_num_threads())
+        native.pointwise_backward(grad, x, (alpha, shift, weight), mask, (dx, *slots), form, get_num_threads())
     except Unfit as refusal:
         if again:
             raise changed(refusal) from refusal
         return pointwise_backward(readable(grad), readable(x), readable(alpha), readable(shift), readable(weight),
-                                  readable(mask), erf, slots, True)  # fmt: skip
+                                  readable(mask), form, slots, True)  # fmt: skip
     return dx

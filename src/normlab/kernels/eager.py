@@ -17,9 +17,7 @@ from torch.autograd import Function
 from .._torch import direct_apply
 from ..errors import TransformUnsupported
 from . import cpu, reference
-
-GAINS = ("direct", "offset")
-MODE_NAMES = ("layer", "rms", "scale")
+from .facts import ColumnFacts, Form, ResidualFacts, RowFacts
 
 
 def replay(
@@ -83,11 +81,11 @@ def _parameter_gradients(
 
 
 class RowNorm(Function):
-    """``facts`` is (mode, eps, width, partial, offset gain, round before gain): one argument, because each costs time."""
+    """Numbers and switches are one argument, because each costs time."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: tuple[Any, ...]
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, facts: RowFacts
     ) -> Tensor:
         y, statistics = cpu.row_forward(x, weight, bias, mask, None, facts)
         ctx.save_for_backward(x, weight, mask)
@@ -101,16 +99,15 @@ class RowNorm(Function):
         facts, statistics, parameter_dtype = ctx.kept
         _, need_weight, need_bias, _, _ = needs = ctx.needs_input_grad
         if is_grad_enabled() or type(grad) not in cpu.PLAIN:
-            mode, eps, _, partial, offset, round_first = facts
-            _check_saved(x, weight, mask, grad, parameter_dtype, size=1 if MODE_NAMES[mode] == "scale" else None)
+            _check_saved(x, weight, mask, grad, parameter_dtype, size=1 if facts.mode == "scale" else None)
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = (
                 torch.zeros(x.shape[-1], dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
             )
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                return reference.row_norm(x, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=partial,
-                                          gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
+                return reference.row_norm(x, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=facts.partial,
+                                          gain=facts.gain, round_before_gain=facts.round_before_gain)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
         dweight, dbias = _parameter_gradients(weight, parameter_dtype, x.shape[-1], need_weight, need_bias)
@@ -122,14 +119,14 @@ row_norm = direct_apply(RowNorm)
 
 
 class ResidualNorm(Function):
-    """y and the new stream; ``facts`` is (mode, eps, width, width, offset gain, round before gain, alpha, drop, seed).
+    """y and the new stream.
 
     Of the inputs only the stream is kept, not its two parts: a second derivative reaches them through it.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                facts: tuple[Any, ...]) -> tuple[Tensor, Tensor]:  # fmt: skip
+                facts: ResidualFacts) -> tuple[Tensor, Tensor]:  # fmt: skip
         y, stream, statistics = cpu.residual_forward(x, branch, weight, bias, mask, None, facts)
         ctx.save_for_backward(stream, weight, mask)
         ctx.kept = (facts, statistics, _dtype_of(weight, bias))
@@ -147,7 +144,7 @@ class ResidualNorm(Function):
                 grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts
             )
             return dx, dbranch, dweight, dbias, None, None
-        mode, eps, width, _, offset, round_first, alpha, drop, seed = facts
+        width = facts.width
         whole, of_weight, of_bias = grad_stream, None, None
         upstream = grad if grad is not None else grad_stream
         if upstream is not None:
@@ -156,8 +153,8 @@ class ResidualNorm(Function):
             bias = torch.zeros(width, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                return reference.row_norm(stream, weight, bias, mask, mode=MODE_NAMES[mode], eps=eps, partial=width,
-                                          gain=GAINS[offset], round_before_gain=round_first)  # fmt: skip
+                return reference.row_norm(stream, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=width,
+                                          gain=facts.gain, round_before_gain=facts.round_before_gain)  # fmt: skip
 
             through, of_weight, of_bias = replay(formula, (stream, weight, bias), (True, need_weight, need_bias), grad)
             assert through is not None
@@ -167,35 +164,34 @@ class ResidualNorm(Function):
         if mask is not None:
             whole = torch.where(mask.unsqueeze(-1), whole, 0)
         kept = whole
-        if drop > 0:
-            keep = reference.keep_mask(seed, stream.numel() // width, width, drop).view_as(stream)
-            kept = torch.where(keep, whole, 0) / (1 - drop)
-        return whole * alpha, kept, of_weight, of_bias, None, None
+        if facts.drop > 0:
+            keep = reference.keep_mask(facts.seed, stream.numel() // width, width, facts.drop).view_as(stream)
+            kept = torch.where(keep, whole, 0) / (1 - facts.drop)
+        return whole * facts.alpha, kept, of_weight, of_bias, None, None
 
 
 residual_norm = direct_apply(ResidualNorm)
 
 
 def residual_reference(
-    row_norm: Callable[..., Tensor], x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
-    gain: str, round_first: bool, alpha: float, drop: float, seed: int,
+    row_norm: Callable[..., Tensor], x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None,
+    mask: Tensor | None, facts: ResidualFacts,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y and the new stream by the formulas (``row_norm``: those of the norm); padding is zero in both."""
-    width = x.shape[-1]
-    keep = reference.keep_mask(seed, x.numel() // width, width, drop).to(x.device) if drop > 0 else None
-    stream = reference.residual(x, branch, alpha, keep, drop)
+    width, drop = facts.width, facts.drop
+    keep = reference.keep_mask(facts.seed, x.numel() // width, width, drop).to(x.device) if drop > 0 else None
+    stream = reference.residual(x, branch, facts.alpha, keep, drop)
     if mask is not None:
         stream = torch.where(mask.unsqueeze(-1), stream, 0)
-    y = row_norm(
-        stream, weight, bias, mask, mode=mode, eps=eps, partial=width, gain=gain, round_before_gain=round_first
-    )
+    y = row_norm(stream, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=width, gain=facts.gain,
+                 round_before_gain=facts.round_before_gain)  # fmt: skip
     return y, stream
 
 
 # ---- statistics over rows --------------------------------------------------------------------------------------------
 
 
-def gather_moments(statistics: Tensor, x: Tensor, facts: tuple[Any, ...], group: Any) -> None:
+def gather_moments(statistics: Tensor, x: Tensor, facts: ColumnFacts, group: Any) -> None:
     """Replace this process's statistics by those of all processes together, weighted by their counts, in rank order."""
     parts = [torch.empty_like(statistics) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, statistics, group=group)
@@ -205,32 +201,36 @@ def gather_moments(statistics: Tensor, x: Tensor, facts: tuple[Any, ...], group:
     )
     share = (counts / counts.sum(0).clamp(min=1)).unsqueeze(-1)
     mean.copy_((share * means).sum(0))
-    spread = squares + (means - mean) ** 2 if facts[2] else squares  # centered
+    spread = squares + (means - mean) ** 2 if facts.centered else squares
     square.copy_((share * spread).sum(0))
     count.copy_(counts.sum(0))
+
+
+# What is asked of a column norm besides y: running statistics (mean, variance, factor) to be moved, a group of processes to
+# share the statistics with, and the statistics themselves. A plain tuple, because it is made in each call.
+Asked = tuple[tuple[Tensor, Tensor, float] | None, Any, bool]
 
 
 class ColumnNorm(Function):
     """Batch, Instance, Group and per-batch Power normalization; synced over ``group`` when it is not None.
 
-    ``facts`` is (eps, offset gain, centered, channel axis, groups, pooled), ``more`` (running, group, want statistics).
-    Returns y, or (y, statistics) when they are wanted. ``running`` (mean, variance, factor) is updated on the way.
+    Returns y, or (y, statistics) when they are asked for. Running statistics are updated on the way.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-                given: Tensor | None, facts: tuple[Any, ...], more: tuple[Any, ...]) -> Any:  # fmt: skip
-        running, group, want_statistics = more
+                given: Tensor | None, facts: ColumnFacts, asked: Asked) -> Any:  # fmt: skip
+        running, group, want_statistics = asked
         known = given is not None
-        synced = group is not None and not known
-        statistics = given
-        if synced or (want_statistics and not known):
-            statistics = cpu.column_statistics(x, facts)
-        if synced:
-            assert statistics is not None
-            cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
+        statistics, kept = given, None
+        if group is not None and not known:
+            statistics = cpu.column_moments(x, mask, facts)
             gather_moments(statistics, x, facts, group)
-        y, kept = cpu.column_forward(x, weight, bias, mask, statistics, known or synced, facts, running=running)
+        if statistics is not None:
+            y = cpu.column_apply(x, weight, bias, mask, statistics, facts)
+        else:
+            statistics = cpu.column_statistics(x, facts) if want_statistics else None
+            y, kept = cpu.column_forward(x, weight, bias, mask, statistics, running, facts)
         ctx.save_for_backward(x, weight, mask, statistics)
         # Statistics nobody else sees are bytes of ours, not a tensor: nothing can change them, and they cost a tenth.
         ctx.kept = (facts, known, kept, group, _dtype_of(weight, bias))
@@ -245,31 +245,29 @@ class ColumnNorm(Function):
         facts, known, kept, group, parameter_dtype = ctx.kept
         synced = group is not None and not known
         _, need_weight, need_bias, _, _, _, _ = needs = ctx.needs_input_grad
-        channels = cpu.channels_of(x, facts[3])
+        channels = cpu.channels_of(x, facts.channel)
         if is_grad_enabled() or (type(grad) not in cpu.PLAIN and not synced):
-            _check_saved(x, weight, mask, grad, parameter_dtype, facts[3])
+            _check_saved(x, weight, mask, grad, parameter_dtype, facts.channel)
             if synced:
                 raise TransformUnsupported(
                     "a second derivative of synced statistics is not defined here; use sync=False"
                 )
-            eps, offset, centered, channel, groups, pooled = facts
             given = cpu.split_statistics(statistics, x, facts)[:2] if known else None
             # No gradient depends on the bias's value, so it was not saved: any will do.
             bias = torch.zeros(channels, dtype=parameter_dtype, device="cpu", requires_grad=True) if need_bias else None
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-                return reference.column_norm(x, weight, bias, mask, eps=eps, groups=groups, pooled=pooled,
-                                             centered=centered, channel_dim=channel, gain=GAINS[offset],
-                                             statistics=given)[0]  # fmt: skip
+                return reference.column_norm(x, weight, bias, mask, eps=facts.eps, groups=facts.groups,
+                                             pooled=facts.pooled, centered=facts.centered, channel_dim=facts.channel,
+                                             gain=facts.gain, statistics=given)[0]  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None, None)
         dweight, dbias = _parameter_gradients(weight, parameter_dtype, channels, need_weight, need_bias)
         if synced:
             dx = synced_gradient(group, grad, x, weight, mask, statistics, dweight, dbias, facts)
         else:
-            dx = cpu.column_backward(
-                grad, x, weight, mask, kept if statistics is None else statistics, known, dweight, dbias, facts
-            )
+            found = kept if statistics is None else statistics
+            dx = cpu.column_backward(grad, x, weight, mask, found, dweight, dbias, facts, given=known)
         return dx, dweight, dbias, None, None, None, None
 
 
@@ -278,24 +276,21 @@ column_norm = direct_apply(ColumnNorm)
 
 def synced_gradient(
     group: Any, grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor,
-    dweight: Tensor | None, dbias: Tensor | None, facts: tuple[Any, ...],
+    dweight: Tensor | None, dbias: Tensor | None, facts: ColumnFacts,
 ) -> Tensor | None:  # fmt: skip
     """dx with the sums of all processes; the parameters get this process's own sums, as DistributedDataParallel expects."""
-    eps, offset, centered, channel, _, _ = facts
-    args = (grad, x, weight, mask, statistics, False, None, None, facts)
-    sums = torch.empty(2, 1, x.shape[channel], dtype=torch.float64, device="cpu")
-    cpu.column_backward(*args, sums=sums, sums_only=True)
+    sums = cpu.column_sums(grad, x, weight, mask, statistics, facts)
     if dweight is not None:
         dweight.copy_(sums[1, 0])
     if dbias is not None:
         dbias.copy_(sums[0, 0])
     dist.all_reduce(sums, group=group)
     _, square, count = cpu.split_statistics(statistics, x, facts)
-    gain = 1.0 if weight is None else weight.detach().double() + offset
-    direct = gain / torch.sqrt(square + eps)
+    gain = 1.0 if weight is None else weight.detach().double() + facts.offset_gain
+    direct = gain / torch.sqrt(square + facts.eps)
     share = direct / count.clamp(min=1)
-    coefficients = torch.stack([direct, -share * sums[1], -share * sums[0] if centered else torch.zeros_like(share)])
-    return cpu.column_backward(*args, sums=sums, coefficients=coefficients)
+    offset = -share * sums[0] if facts.centered else torch.zeros_like(share)
+    return cpu.column_combine(grad, x, mask, statistics, torch.stack([direct, -share * sums[1], offset]), facts)
 
 
 def without_mean(square: Tensor, count: Tensor) -> Tensor:
@@ -314,10 +309,10 @@ def all_sum(group: Any) -> Callable[[Tensor], Tensor]:
 class Pointwise(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-                mask: Tensor | None, erf: bool) -> Tensor:  # fmt: skip
+                mask: Tensor | None, form: Form) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, alpha, shift, weight, bias, mask)
-        ctx.erf, ctx.dtype = erf, alpha.dtype
-        return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, erf)
+        ctx.form, ctx.dtype = form, alpha.dtype
+        return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, form)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -331,12 +326,13 @@ class Pointwise(Function):
             def formula(
                 x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None
             ) -> Tensor:
-                return reference.pointwise(x, alpha, shift, weight, bias, mask, form="erf" if ctx.erf else "tanh")
+                return reference.pointwise(x, alpha, shift, weight, bias, mask, form=ctx.form)
 
             return (*replay(formula, (x, alpha, shift, weight, bias), needs[:5], grad), None, None)
         check_dtype(alpha, ctx.dtype)
-        slots = [_like(t, need) for t, need in zip((alpha, shift, weight, bias), needs[1:5], strict=True)]
-        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, slots)
+        _, *wanted, _, _ = needs
+        slots = (_like(alpha, wanted[0]), _like(shift, wanted[1]), _like(weight, wanted[2]), _like(bias, wanted[3]))
+        dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.form, slots)
         return dx, *slots, None, None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from . import cpu, eager, power
+from .facts import ColumnFacts, ResidualFacts, RowFacts
 
 Maybe = Tensor | None
 
@@ -53,38 +54,36 @@ def _saved(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 @custom_op("normlab::row_norm", mutates_args=())
 def row_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float, partial: int,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float, partial: int,
     offset: bool, round_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    statistics = cpu.row_statistics(x, mode)
-    return cpu.row_forward(x, weight, bias, mask, statistics, (mode, eps, x.shape[-1], partial, offset, round_first))[
-        0
-    ], statistics
+    facts = RowFacts(mode, eps, x.shape[-1], partial, offset, round_first)  # type: ignore[arg-type]
+    statistics = cpu.row_statistics(x, facts.mode)
+    return cpu.row_forward(x, weight, bias, mask, statistics, facts)[0], statistics
 
 
 @row_norm.register_fake
-def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: int, *_: Any) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: str, *_: Any) -> tuple[Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
-    return x.new_empty(x.shape), x.new_empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+    return x.new_empty(x.shape), x.new_empty(2 * rows if mode == "layer" else rows, dtype=torch.float64)
 
 
 @custom_op("normlab::row_norm_backward", mutates_args=())
 def row_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, mode: int, eps: float,
+    grad: Tensor, x: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor, mode: str, eps: float,
     partial: int, offset: bool, round_first: bool, parameters: Sequence[bool], parameter_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    size = 1 if mode == 2 else x.shape[-1]
+    size = 1 if mode == "scale" else x.shape[-1]
     dweight, dbias = (x.new_empty(size, dtype=parameter_dtype) if p else None for p in parameters)
-    dx = cpu.row_backward(
-        grad, x, weight, mask, statistics, dweight, dbias, (mode, eps, x.shape[-1], partial, offset, round_first)
-    )
+    facts = RowFacts(mode, eps, x.shape[-1], partial, offset, round_first)  # type: ignore[arg-type]
+    dx = cpu.row_backward(grad, x, weight, mask, statistics, dweight, dbias, facts)
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
 @row_norm_backward.register_fake
-def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, statistics: Tensor, mode: int, eps: float, partial: int,
+def _(grad: Tensor, x: Tensor, weight: Maybe, mask: Maybe, statistics: Tensor, mode: str, eps: float, partial: int,
       offset: bool, round_first: bool, parameters: Sequence[bool], parameter_dtype: torch.dtype) -> tuple[Tensor, ...]:  # fmt: skip
-    size = 1 if mode == 2 else x.shape[-1]
+    size = 1 if mode == "scale" else x.shape[-1]
     return x.new_empty(x.shape), *(
         x.new_empty(size, dtype=parameter_dtype) if p else x.new_empty(0) for p in parameters
     )
@@ -123,44 +122,36 @@ row_norm.register_autograd(_row_backward, setup_context=_row_setup)
 
 @custom_op("normlab::residual_norm", mutates_args=())
 def residual_norm(
-    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: int, eps: float,
+    x: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mode: str, eps: float,
     offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    statistics = cpu.row_statistics(x, mode)
-    y, stream, _ = cpu.residual_forward(
-        x,
-        branch,
-        weight,
-        bias,
-        mask,
-        statistics,
-        (mode, eps, x.shape[-1], x.shape[-1], offset, round_first, alpha, drop, int(seed)),
-    )
+    facts = ResidualFacts(mode, eps, x.shape[-1], offset, round_first, alpha, drop, int(seed))  # type: ignore[arg-type]
+    statistics = cpu.row_statistics(x, facts.mode)
+    y, stream, _ = cpu.residual_forward(x, branch, weight, bias, mask, statistics, facts)
     return y, stream, statistics
 
 
 @residual_norm.register_fake
-def _(x: Tensor, branch: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: int, *_: Any) -> tuple[Tensor, ...]:
+def _(x: Tensor, branch: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mode: str, *_: Any) -> tuple[Tensor, ...]:
     rows = x.numel() // x.shape[-1]
-    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(2 * rows if mode == 0 else rows, dtype=torch.float64)
+    statistics = x.new_empty(2 * rows if mode == "layer" else rows, dtype=torch.float64)
+    return x.new_empty(x.shape), x.new_empty(x.shape), statistics
 
 
 @custom_op("normlab::residual_norm_backward", mutates_args=())
 def residual_norm_backward(
     grad: Tensor, grad_stream: Tensor, stream: Tensor, weight: Tensor | None, mask: Tensor | None, statistics: Tensor,
-    mode: int, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor,
+    mode: str, eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor,
     parameters: Sequence[bool], parameter_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (stream.new_empty(stream.shape[-1], dtype=parameter_dtype) if p else None for p in parameters)
-    dx, dbranch = cpu.residual_backward(
-        grad, grad_stream, stream, weight, mask, statistics, dweight, dbias,
-        (mode, eps, stream.shape[-1], stream.shape[-1], offset, round_first, alpha, drop, int(seed)),
-    )  # fmt: skip
+    facts = ResidualFacts(mode, eps, stream.shape[-1], offset, round_first, alpha, drop, int(seed))  # type: ignore[arg-type]
+    dx, dbranch = cpu.residual_backward(grad, grad_stream, stream, weight, mask, statistics, dweight, dbias, facts)
     return dx, stream.new_empty(0) if dbranch is dx else dbranch, _or_empty(dweight, stream), _or_empty(dbias, stream)
 
 
 @residual_norm_backward.register_fake
-def _(grad: Tensor, grad_stream: Tensor, stream: Tensor, weight: Maybe, mask: Maybe, statistics: Tensor, mode: int,
+def _(grad: Tensor, grad_stream: Tensor, stream: Tensor, weight: Maybe, mask: Maybe, statistics: Tensor, mode: str,
       eps: float, offset: bool, round_first: bool, alpha: float, drop: float, seed: Tensor, parameters: Sequence[bool],
       parameter_dtype: torch.dtype) -> tuple[Tensor, ...]:  # fmt: skip
     dbranch = stream.new_empty(0) if alpha == 1 and drop == 0 else stream.new_empty(stream.shape)
@@ -172,9 +163,10 @@ def _(grad: Tensor, grad_stream: Tensor, stream: Tensor, weight: Maybe, mask: Ma
 
 
 def _residual_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, _, weight, bias, mask, *facts, seed = inputs
+    x, _, weight, bias, mask, *facts, alpha, drop, seed = inputs
     _save(ctx, output[1], weight, mask, output[2], seed)
-    ctx.facts = facts
+    ctx.facts = (*facts, alpha, drop)
+    ctx.shared = alpha == 1 and drop == 0
     ctx.wanted = [weight is not None, bias is not None]
     ctx.parameter_dtype = _parameter_dtype(x, weight, bias)
 
@@ -185,9 +177,8 @@ def _residual_backward(ctx: Any, grad: Tensor, grad_stream: Tensor, _: Any) -> t
     dx, dbranch, dweight, dbias = residual_norm_backward(
         grad, grad_stream, stream, weight, mask, statistics, *ctx.facts, seed, ctx.wanted, ctx.parameter_dtype
     )
-    shared = ctx.facts[4] == 1 and ctx.facts[5] == 0  # alpha, drop
     return (
-        dx, dx if shared else dbranch, _none_if_empty(dweight, ctx.wanted[0]), _none_if_empty(dbias, ctx.wanted[1]),
+        dx, dx if ctx.shared else dbranch, _none_if_empty(dweight, ctx.wanted[0]), _none_if_empty(dbias, ctx.wanted[1]),
         *[None] * 8,
     )  # fmt: skip
 
@@ -203,17 +194,15 @@ def column_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None, mean: Tensor | None,
     square: Tensor | None, eps: float, offset: bool, centered: bool, channel: int, groups: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    facts = (eps, offset, centered, channel, groups, pooled)
-    statistics = cpu.column_statistics(x, facts)
+    facts = ColumnFacts(eps, offset, centered, channel, groups, pooled)
     if mean is not None and square is not None:
-        statistics = _flat(mean, square, torch.zeros(_sets(x, pooled), dtype=torch.float64, device="cpu"))
-    y, _ = cpu.column_forward(x, weight, bias, mask, statistics, mean is not None, facts)
+        statistics = _flat(mean, square, torch.zeros(facts.sets(x), dtype=torch.float64, device="cpu"))
+        y = cpu.column_apply(x, weight, bias, mask, statistics, facts)
+    else:
+        statistics = cpu.column_statistics(x, facts)
+        y, _ = cpu.column_forward(x, weight, bias, mask, statistics, None, facts)
     found = cpu.split_statistics(statistics, x, facts)
     return y, found[0].clone(), found[1].clone(), found[2].clone()
-
-
-def _sets(x: Tensor, pooled: bool) -> int:
-    return 1 if pooled else x.shape[0]
 
 
 def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
@@ -223,7 +212,7 @@ def _flat(mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
 @column_norm.register_fake
 def _(x: Tensor, weight: Maybe, bias: Maybe, mask: Maybe, mean: Maybe, square: Maybe, eps: float, offset: bool,
       centered: bool, channel: int, groups: int, pooled: bool) -> tuple[Tensor, ...]:  # fmt: skip
-    sets = _sets(x, pooled)
+    sets = 1 if pooled else x.shape[0]
     shape = (sets, groups)
     return torch.empty_like(x), *(x.new_empty(s, dtype=torch.float64) for s in (shape, shape, (sets,)))
 
@@ -235,10 +224,9 @@ def column_norm_backward(
     parameters: Sequence[bool], parameter_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dweight, dbias = (x.new_empty(x.shape[channel], dtype=parameter_dtype) if p else None for p in parameters)
-    dx = cpu.column_backward(
-        grad, x, weight, mask, _flat(mean, square, count), given, dweight, dbias,
-        (eps, offset, centered, channel, groups, pooled),
-    )  # fmt: skip
+    facts = ColumnFacts(eps, offset, centered, channel, groups, pooled)
+    statistics = _flat(mean, square, count)
+    dx = cpu.column_backward(grad, x, weight, mask, statistics, dweight, dbias, facts, given=given)
     return dx, _or_empty(dweight, x), _or_empty(dbias, x)
 
 
@@ -337,9 +325,9 @@ power_norm.register_autograd(_power_backward, setup_context=_power_setup)
 @custom_op("normlab::pointwise", mutates_args=())
 def pointwise(
     x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, mask: Tensor | None,
-    erf: bool,
+    form: str,
 ) -> Tensor:  # fmt: skip
-    return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, erf)
+    return cpu.pointwise_forward(x, alpha, shift, weight, bias, mask, form)  # type: ignore[arg-type]
 
 
 @pointwise.register_fake
@@ -349,18 +337,18 @@ def _(x: Tensor, *_: Any) -> Tensor:
 
 @custom_op("normlab::pointwise_backward", mutates_args=())
 def pointwise_backward(
-    grad: Tensor, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, mask: Tensor | None, erf: bool,
+    grad: Tensor, x: Tensor, alpha: Tensor, shift: Tensor | None, weight: Tensor | None, mask: Tensor | None, form: str,
     parameters: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sizes = (1, 1, x.shape[-1], x.shape[-1])
-    slots = [alpha.new_empty(size) if p else None for size, p in zip(sizes, parameters, strict=True)]
-    dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, erf, slots)
+    slots: Any = tuple(alpha.new_empty(size) if p else None for size, p in zip(sizes, parameters, strict=True))
+    dx = cpu.pointwise_backward(grad, x, alpha, shift, weight, mask, form, slots)  # type: ignore[arg-type]
     dalpha, dshift, dweight, dbias = (_or_empty(s, x) for s in slots)
     return dx, dalpha, dshift, dweight, dbias
 
 
 @pointwise_backward.register_fake
-def _(grad: Tensor, x: Tensor, alpha: Tensor, shift: Maybe, weight: Maybe, mask: Maybe, erf: bool,
+def _(grad: Tensor, x: Tensor, alpha: Tensor, shift: Maybe, weight: Maybe, mask: Maybe, form: str,
       parameters: Sequence[bool]) -> tuple[Tensor, ...]:  # fmt: skip
     sizes = (1, 1, x.shape[-1], x.shape[-1])
     return (
@@ -370,16 +358,16 @@ def _(grad: Tensor, x: Tensor, alpha: Tensor, shift: Maybe, weight: Maybe, mask:
 
 
 def _pointwise_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, alpha, shift, weight, bias, mask, erf = inputs
+    x, alpha, shift, weight, bias, mask, form = inputs
     _save(ctx, x, alpha, shift, weight, mask)
-    ctx.erf = erf
+    ctx.form = form
     ctx.shapes = [None if t is None else t.shape for t in (alpha, shift, weight, bias)]
 
 
 def _pointwise_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, alpha, shift, weight, mask = _saved(ctx, grad)
     wanted = [s is not None for s in ctx.shapes]
-    dx, *rest = pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.erf, wanted)
+    dx, *rest = pointwise_backward(grad, x, alpha, shift, weight, mask, ctx.form, wanted)
     return dx, *(None if s is None else t.view(s) for t, s in zip(rest, ctx.shapes, strict=True)), None, None
 
 

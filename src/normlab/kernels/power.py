@@ -13,6 +13,7 @@ from .._torch import direct_apply
 from ..errors import TransformUnsupported
 from . import cpu, reference
 from .eager import all_sum, check_dtype, gather_moments, without_mean
+from .facts import ColumnFacts
 
 
 class PowerNorm(Function):
@@ -72,8 +73,7 @@ def power_forward(
         )  # fmt: skip
         batch, count = square.view(1, channels), counts.flatten()[:1]
     else:
-        statistics = cpu.column_statistics(x, facts)
-        cpu.column_forward(x, None, None, mask, statistics, False, facts, moments_only=True)
+        statistics = cpu.column_moments(x, mask, facts)
         if group is not None:
             gather_moments(statistics, x, facts, group)
         _, batch, count = cpu.split_statistics(statistics, x, facts)
@@ -83,13 +83,13 @@ def power_forward(
         y = reference.column_norm(x, weight, bias, mask, eps=eps, groups=channels, pooled=True, centered=False,
                                   channel_dim=channel, statistics=(torch.zeros_like(used), used))[0]  # fmt: skip
     else:
-        y, _ = cpu.column_forward(x, weight, bias, mask, without_mean(used, count), True, facts)
+        y = cpu.column_apply(x, weight, bias, mask, without_mean(used, count), facts)
     return y, batch, used, count, warm
 
 
-def _power_facts(x: Tensor, eps: float, channel: int) -> tuple[Any, ...]:
-    """Facts of a column norm: one gain per channel, used as it is; no mean; statistics of each channel over all samples."""
-    return eps, False, False, channel, x.shape[channel], True
+def _power_facts(x: Tensor, eps: float, channel: int) -> ColumnFacts:
+    """No mean; statistics of each channel over all samples."""
+    return ColumnFacts(eps, offset_gain=False, centered=False, channel=channel, groups=x.shape[channel], pooled=True)
 
 
 def power_gradient(
@@ -109,15 +109,13 @@ def power_gradient(
         if tuple(t.shape) != shape or t.dtype is not dtype or t.device != x.device:
             raise cpu.changed(f"a statistic is {tuple(t.shape)} {t.dtype} on {t.device}")
     square = used[0]
-    args: tuple[Any, ...] = ()
+    facts, statistics = _power_facts(x, eps, channel), without_mean(used, count)
     if not native:
         _, sums = reference.power_backward(
             grad, x, weight, mask, square=square, along=square, eps=eps, channel_dim=channel
         )
     else:
-        args = (grad, x, weight, mask, without_mean(used, count), True, None, None, _power_facts(x, eps, channel))
-        sums = torch.empty(2, channels, dtype=torch.float64, device="cpu")
-        cpu.column_backward(*args, sums=sums, sums_only=True)
+        sums = cpu.column_sums(grad, x, weight, mask, statistics, facts)[:, 0]
     total = sums
     if group is not None:
         total = sums.clone()
@@ -133,7 +131,7 @@ def power_gradient(
     else:
         root = torch.sqrt(square + eps)
         coefficients = torch.stack([gain / root, -along / root, torch.zeros_like(root)])
-        dx = cpu.column_backward(*args, sums=total, coefficients=coefficients)
+        dx = cpu.column_combine(grad, x, mask, statistics, coefficients, facts)
     moved = reference.power_step(mean_along, square, batch[0], old, alpha=alpha, eps=eps)
     nu.copy_(torch.where(count > 0, moved, old))
     return dx, sums

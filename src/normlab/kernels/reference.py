@@ -283,7 +283,7 @@ def pointwise(
 
 
 def keep_mask(seed: int, rows: int, width: int, drop: float) -> Tensor:
-    """Which elements dropout keeps: a hash of (seed, row, column), the same function as in csrc/row_norm.cpp."""
+    """Which elements dropout keeps: a hash of (seed, row, column), the same function as in csrc/rows.h."""
     m32 = 0xFFFFFFFF
 
     def mix(h: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+def _checksum(tensors: Mapping[str, Tensor], progress: str) -> str:
     """The format itself has none, and a flipped bit in a weight would be a wrong number."""
-    value = zlib.crc32(facts.encode())
+    value = zlib.crc32(progress.encode())
     for name in sorted(tensors):
         t = tensors[name]
         value = zlib.crc32(f"{name} {t.dtype} {tuple(t.shape)}".encode(), value)
@@ -53,24 +53,24 @@ def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
     return f"{value:08x}"
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """``facts`` travel as JSON in the header."""
-    text = json.dumps(facts)
+def _write(path: Path, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+    """``progress`` travels as JSON in the header, under the name facts."""
+    text = json.dumps(progress)
     header = {"format": FORMAT, "facts": text, "checksum": _checksum(tensors, text)}
     data = _library().save(dict(tensors), header)
     with replacing(path) as file:
         file.write(data)
 
 
-def save_weights(folder: Path, model: nn.Module, facts: Mapping[str, Any]) -> Path:
+def save_weights(folder: Path, model: nn.Module, progress: Mapping[str, Any]) -> Path:
     """The model alone; ``model.load_state_dict(safetensors.torch.load_file(path), strict=False)`` (tied weights once)."""
     path = folder / WEIGHTS
-    _write(path, _distinct(model.state_dict()), facts)
+    _write(path, _distinct(model.state_dict()), progress)
     return path
 
 
 def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any],
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Mapping[str, Any],
     also: Mapping[str, Tensor] | None = None,
 ) -> None:  # fmt: skip
     """``also``: further tensors to keep."""
@@ -80,15 +80,15 @@ def save(
             tensors[f"optimizer.{name}.{key}"] = torch.as_tensor(value).detach().clone()
     tensors["random"] = torch.get_rng_state()
     tensors.update({f"also.{name}": t.detach().clone() for name, t in (also or {}).items()})
-    _write(folder / FILE, tensors, facts)
+    _write(folder / FILE, tensors, progress)
 
 
 def load(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, refusal: Callable[[dict[str, Any]], str | None]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Put the state back and return the facts and further tensors saved with it. Nothing is changed if the file does not fit.
+    """Put the state back and return the progress and further tensors saved with it. Nothing is changed if the file does not fit.
 
-    ``refusal`` looks at the facts and says why they do not fit, if so.
+    ``refusal`` looks at the progress and says why it does not fit, if so.
     """
     path = folder / FILE
     _library()
@@ -107,10 +107,10 @@ def load(
     if header.get("checksum") != _checksum(tensors, header.get("facts", "")):
         raise CheckpointUnreadable(f"{path} was damaged or changed: its checksum is another")
     try:
-        facts = json.loads(header.get("facts", ""))
+        progress = json.loads(header.get("facts", ""))
     except (ValueError, RecursionError) as error:
-        raise CheckpointUnreadable(f"{path} holds no facts: {error}") from error
-    if reason := refusal(facts):
+        raise CheckpointUnreadable(f"{path} holds no progress: {error}") from error
+    if reason := refusal(progress):
         raise CheckpointUnreadable(f"{path} does not fit: {reason}")
     expected = {f"model.{name}": t for name, t in _distinct(model.state_dict()).items()}
     wrong = [n for n, t in expected.items() if n not in tensors or tensors[n].shape != t.shape]
@@ -142,4 +142,4 @@ def load(
     for parameter, held in state.items():
         optimizer.state[parameter] = dict(held)
     torch.set_rng_state(tensors["random"])
-    return facts, {n.removeprefix("also."): t for n, t in tensors.items() if n.startswith("also.")}
+    return progress, {n.removeprefix("also."): t for n, t in tensors.items() if n.startswith("also.")}

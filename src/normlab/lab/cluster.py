@@ -43,7 +43,7 @@ GRACE = 5.0  # seconds a cancelled trial has for removing its temporary folder; 
 INSTALLED = {"site-packages", "dist-packages"}  # what lies there must be installed on the nodes too
 Sent = tuple[dict[str, bytes], list[str]]  # files by their names on the node; which of these are experiment.files
 # On a node; the same for all trials of a worker, since data is cached by its path. It exists while one of them runs.
-PLACE = Path(tempfile.gettempdir()).resolve() / f"normlab-{os.urandom(8).hex()}"
+SCRATCH = Path(tempfile.gettempdir()).resolve() / f"normlab-{os.urandom(8).hex()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,14 +223,14 @@ def _trial(asked: dict[str, Any], sent: Sent, work: dict[str, float], version: s
             sys.exit(0)
         raise
     finally:
-        shutil.rmtree(PLACE, ignore_errors=True)
+        shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 def _train(asked: dict[str, Any], sent: Sent, work: dict[str, float]) -> dict[str, bytes]:
-    code, files = str(PLACE / "code"), [str(PLACE / name) for name in sent[1]]
-    PLACE.mkdir(mode=0o700)
-    _unpack(sent[0], PLACE)
-    for path in (PLACE / "files").rglob("*"):
+    code, files = str(SCRATCH / "code"), [str(SCRATCH / name) for name in sent[1]]
+    SCRATCH.mkdir(mode=0o700)
+    _unpack(sent[0], SCRATCH)
+    for path in (SCRATCH / "files").rglob("*"):
         os.utime(path, (0, 0))  # data is cached by its times as well
     sys.path[:] = [code, *(p for p in sys.path if p != code)]
     importlib.invalidate_caches()
@@ -240,8 +240,8 @@ def _train(asked: dict[str, Any], sent: Sent, work: dict[str, float]) -> dict[st
             importlib.import_module(factory.partition(":")[0])
     warm_up()
     experiment = Experiment.from_dict({**asked, "files": files})
-    attempt(experiment, PLACE / "run", checkpoint_seconds=math.inf, work=work)  # one would be lost with the node
-    run = {name: data for name, data in _pack(PLACE / "run").items() if name not in (LOCK, CHECKPOINT)}
+    attempt(experiment, SCRATCH / "run", checkpoint_seconds=math.inf, work=work)  # one would be lost with the node
+    run = {name: data for name, data in _pack(SCRATCH / "run").items() if name not in (LOCK, CHECKPOINT)}
     info = run[INFO].decode()
     for here, there in [*zip(files, asked["files"], strict=True), (code + os.sep, "")]:
         info = info.replace(json.dumps(here)[1:-1], json.dumps(there)[1:-1])

@@ -23,8 +23,8 @@ def storage_failed(error: BaseException, folder: Path) -> bool:
         return True
     if not isinstance(error.filename, (str, os.PathLike)):
         return False
-    place = Path(error.filename).absolute()
-    return place == folder or folder in place.parents or place in folder.parents
+    path = Path(error.filename).absolute()
+    return path == folder or folder in path.parents or path in folder.parents
 
 
 class FolderInUse(RuntimeError):

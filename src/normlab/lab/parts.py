@@ -19,7 +19,7 @@ from .experiment import Experiment
 
 
 def named(path: str) -> Any:
-    """The object behind MODULE:NAME, modules of the working folder included."""
+    """The object that MODULE:NAME names, modules of the working folder included."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise ValueError(f"expected MODULE:NAME, such as my.module:make_model, got {path!r}")

@@ -1,6 +1,6 @@
 """The largest stable learning rate of a model, bracketed: by search, with seeds and an interval.
 
-For each seed the rate is raised by factors of ten, then the gap behind the last good one is halved (in the logarithm) a
+For each seed the rate is raised by factors of ten, then the gap above the last good one is halved (in the logarithm) a
 few times. A run is judged by the mean loss of its last tenth: it is stable if every loss is finite and it gives away no
 more than a twentieth of what the best rate gained. (Merely ending below the start would not do: a model that has collapsed to
 the frequencies of the tokens does that.)

@@ -357,17 +357,17 @@ def run(plan: Plan, engine: Engine, notify: Notify) -> None:
             engine.run(plan.folder, missing, notify)
 
 
-def _put_aside_unreadable(place: Path) -> None:
+def _put_aside_unreadable(at: Path) -> None:
     """What cannot be read would stop its trial from being run again; it is kept under another name."""
     aside = []
-    if os.path.lexists(place) and not place.is_dir():
-        aside.append(place)
-    elif os.path.lexists(place / INFO):
+    if os.path.lexists(at) and not at.is_dir():
+        aside.append(at)
+    elif os.path.lexists(at / INFO):
         try:
-            Experiment.of_run(Run(place))
+            Experiment.of_run(Run(at))
         except RunUnreadable:
-            aside.append(place / INFO)
-    if os.path.lexists(place / READINGS) and not (place / READINGS).is_file():
-        aside.append(place / READINGS)
+            aside.append(at / INFO)
+    if os.path.lexists(at / READINGS) and not (at / READINGS).is_file():
+        aside.append(at / READINGS)
     for path in aside:
         os.replace(path, path.with_name(path.name + ".unreadable"))

@@ -141,10 +141,10 @@ class _Training:
             note = self._restore(model, optimizer)
             if self.rank == 0:
                 built = self.experiment.make_model is None
-                facts = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
+                known = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
                          "model": model.config.resolved() if built else None,  # type: ignore[union-attr, operator]
                          "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
-                writer = Writer(self.folder, {**info, **facts}, again=True, after=self.step)
+                writer = Writer(self.folder, {**info, **known}, again=True, after=self.step)
                 if note:
                     writer.event(self.step, "resumed", note=note)
             result = self._train(task, model, optimizer, writer)
@@ -187,19 +187,19 @@ class _Training:
         try:
             held = self._bytes_of_readings()
 
-            def refusal(facts: dict[str, Any]) -> str | None:
-                if fault := _misshapen(facts, self.experiment.steps):
+            def refusal(progress: dict[str, Any]) -> str | None:
+                if fault := _misshapen(progress, self.experiment.steps):
                     return fault
-                if facts["experiment"] != self.experiment.to_dict():
+                if progress["experiment"] != self.experiment.to_dict():
                     return "it belongs to another experiment"
-                return f"{READINGS} has lost what was before it" if facts["readings"] > held else None
+                return f"{READINGS} has lost what was before it" if progress["readings"] > held else None
 
-            facts, self.probes = checkpoint.load(self.folder, model, optimizer, refusal)
+            progress, self.probes = checkpoint.load(self.folder, model, optimizer, refusal)
         except (checkpoint.CheckpointUnreadable, RunUnreadable) as error:
             return f"from the start: {error}"
-        for name in FACTS:
-            setattr(self, name, facts[name])
-        self.curve = [tuple(point) for point in facts["curve"]]
+        for name in PROGRESS:
+            setattr(self, name, progress[name])
+        self.curve = [tuple(point) for point in progress["curve"]]
         return f"from step {self.step}"
 
     def _bytes_of_readings(self) -> int:
@@ -214,11 +214,11 @@ class _Training:
     def _save(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, more: dict[str, Any], probes: dict[str, Tensor]
     ) -> None:
-        facts = {"experiment": self.experiment.to_dict(), "step": self.step, "first_loss": self.first_loss,
+        progress = {"experiment": self.experiment.to_dict(), "step": self.step, "first_loss": self.first_loss,
                  "recent": self.recent, "curve": self.curve, "tokens": self.tokens, "gradient_norm": self.gradient_norm,
                  "stepping": self.stepping, "evaluating": self.evaluating, "last_evaluation": self.last_evaluation,
                  **more}  # fmt: skip
-        checkpoint.save(self.folder, model, optimizer, facts, probes)
+        checkpoint.save(self.folder, model, optimizer, progress, probes)
 
     def _train(
         self, task: tasks.Task, model: nn.Module, optimizer: torch.optim.Optimizer, writer: Writer | None
@@ -244,8 +244,8 @@ class _Training:
             if watching is not None:
                 watching.flush()  # a checkpoint holds no more than the run
             if writer is not None:
-                facts = {"readings": writer.sync(), "earlier": self.earlier + time.perf_counter() - started}
-                self._save(model, optimizer, facts, {} if watching is None else watching.state())
+                progress = {"readings": writer.sync(), "earlier": self.earlier + time.perf_counter() - started}
+                self._save(model, optimizer, progress, {} if watching is None else watching.state())
 
         try:
             while self.step < experiment.steps:
@@ -365,28 +365,28 @@ class _Training:
         return result
 
 
-FACTS = {"step": int, "first_loss": float, "recent": list, "tokens": int, "gradient_norm": float, "stepping": float,
+PROGRESS = {"step": int, "first_loss": float, "recent": list, "tokens": int, "gradient_norm": float, "stepping": float,
          "evaluating": float, "earlier": float, "last_evaluation": dict}  # fmt: skip
 
 
-def _misshapen(facts: Any, steps: int) -> str | None:
-    """Why these are not the facts of a checkpoint: its sum tells damage, not what somebody wrote."""
+def _misshapen(progress: Any, steps: int) -> str | None:
+    """Why this is not the progress of a checkpoint: its sum tells damage, not what somebody wrote."""
 
     def number(value: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
 
-    if not isinstance(facts, dict):
-        return "its facts are no object"
-    for name, kind in {**FACTS, "experiment": dict, "readings": int, "curve": list}.items():
-        value = facts.get(name)
+    if not isinstance(progress, dict):
+        return "its progress is no object"
+    for name, kind in {**PROGRESS, "experiment": dict, "readings": int, "curve": list}.items():
+        value = progress.get(name)
         if not (number(value) if kind is float else isinstance(value, kind)):
             return f"its {name} is {type(value).__name__}, not {kind.__name__}"
-    if not 0 <= facts["step"] < steps or facts["readings"] < 0:
-        return f"its step is {facts['step']}, of {steps}"
-    points = [p for p in facts["curve"] if isinstance(p, list) and len(p) == 2 and all(map(number, p))]
-    if len(points) != len(facts["curve"]) or not all(map(number, facts["recent"])):
+    if not 0 <= progress["step"] < steps or progress["readings"] < 0:
+        return f"its step is {progress['step']}, of {steps}"
+    points = [p for p in progress["curve"] if isinstance(p, list) and len(p) == 2 and all(map(number, p))]
+    if len(points) != len(progress["curve"]) or not all(map(number, progress["recent"])):
         return "its curve or its recent losses are not numbers"
-    if not all(v is None or number(v) for v in facts["last_evaluation"].values()):
+    if not all(v is None or number(v) for v in progress["last_evaluation"].values()):
         return "its last evaluation is not of numbers"
     return None
 

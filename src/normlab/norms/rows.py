@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional
+from ..functional.rows import eps_of
+from ..kernels.facts import RowFacts
 from .base import Lengths, Norm, gain_of, shape_of
 
+TOLD = ("normalized_shape", "dim", "eps", "gain", "round_before_gain", "partial")  # what facts are made of
 
-class LayerNorm(Norm):
+
+class RowNorm(Norm):
+    """A norm over the last axes. Its facts are made when what they are made of is set, not in each call."""
+
+    _facts: RowFacts
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in TOLD and "_facts" in self.__dict__:
+            self._make_facts()
+
+    def _make_facts(self) -> None:
+        raise NotImplementedError
+
+
+class LayerNorm(RowNorm):
     """Each token on its own: zero mean and unit variance over its features.
 
         y = (x - mean) / sqrt(var + eps) * weight + bias        mean, biased var over ``normalized_shape``
@@ -46,17 +65,22 @@ class LayerNorm(Norm):
         self._make_parameters(
             self.normalized_shape, gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
         )
+        self._make_facts()
+
+    def _make_facts(self) -> None:
+        width = math.prod(self.normalized_shape)
+        eps = functional.check_eps(self.eps)
+        self._facts = RowFacts("layer", eps, width, width, self.gain == "offset", self.round_before_gain)
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
-        facts = (0, self.eps, 0, self.gain == "offset", self.round_before_gain)
         weight, bias = self._own("weight"), self._own("bias")
-        return functional.row_norm("LayerNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths)
+        return functional.row_norm("LayerNorm", x, self.normalized_shape, weight, bias, self._facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}"
 
 
-class RMSNorm(Norm):
+class RMSNorm(RowNorm):
     """Each token on its own: unit root mean square, the mean left in place.
 
         y = x / sqrt(mean(x^2) + eps) * weight
@@ -93,14 +117,22 @@ class RMSNorm(Norm):
                 f"partial is the share of features in the statistic and must lie in (0, 1], got {partial!r}"
             )
         self.partial = partial
-        width = torch.Size(self.normalized_shape).numel()
-        self._partial_width = 0 if partial is None else max(1, int(partial * width))
         self._make_parameters(
             self.normalized_shape, gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
         )
+        self._make_facts()
+
+    def _make_facts(self) -> None:
+        width = math.prod(self.normalized_shape)
+        partial = width if self.partial is None else max(1, int(self.partial * width))
+        single, double = (
+            RowFacts("rms", eps_of(dtype, self.eps), width, partial, self.gain == "offset", self.round_before_gain)
+            for dtype in (torch.float32, torch.float64)
+        )
+        self._facts, self._wide_facts = single, double
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
-        facts = (1, functional.rms_eps(x, self.eps), self._partial_width, self.gain == "offset", self.round_before_gain)
+        facts = self._wide_facts if isinstance(x, Tensor) and x.dtype is torch.float64 else self._facts
         weight, bias = self._own("weight"), self._own("bias")
         return functional.row_norm("RMSNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths)
 
@@ -108,7 +140,7 @@ class RMSNorm(Norm):
         return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"
 
 
-class ScaleNorm(Norm):
+class ScaleNorm(RowNorm):
     """Each token put on a sphere with one learned radius.
 
         y = weight * x / max(|x|, eps)        weight is one number, starting at sqrt(dim)
@@ -127,6 +159,10 @@ class ScaleNorm(Norm):
         self.eps = functional.check_eps(eps)
         self.affine = affine
         self._make_parameters((1,), "direct" if affine else "none", False, device, dtype)
+        self._make_facts()
+
+    def _make_facts(self) -> None:
+        self._facts = RowFacts("scale", functional.check_eps(self.eps), self.dim, self.dim)
 
     def reset_parameters(self) -> None:
         if self.weight is not None:
@@ -138,7 +174,7 @@ class ScaleNorm(Norm):
             raise ValueError(
                 f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
             )
-        return functional.scale_norm(x, self.weight, self.eps, mask=mask, lengths=lengths)
+        return functional.row_norm("scale_norm", x, (self.dim,), self._own("weight"), None, self._facts, mask, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}, affine={self.affine}"

@@ -23,11 +23,12 @@ from .words import both, known
 SCALE = ("#fee838", "#c3b369", "#a59c74", "#8a8678", "#707173", "#575d6d", "#3b496c", "#123570", "#00224e")  # cividis
 AT_ONCE = 8  # cells drawn before the reader picks others
 NEEDS = ("jinja2", "plotly")
+PAGE = "report.html"
 
 
 def write(folder: str | Path, out: str | Path | None = None) -> Path:
     """The page of a sweep or a run, by default as report.html in its folder. An older one is replaced as a whole."""
-    path = Path(out) if out is not None else Path(folder) / "report.html"
+    path = Path(out) if out is not None else Path(folder) / PAGE
     text = render(views.view(folder))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)

@@ -171,15 +171,15 @@ def _open(folder: Path, wanted: Mapping[str, Sequence[TrialResult]]) -> tuple[di
             if turn >= len(trials) or (read[name] and (count >= RUNS or size >= BYTES)):
                 continue
             trial, steps = trials[turn], int(max(t.steps or 0 for t in trials))
-            place = folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))
+            where = folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))
             try:
-                run = Run(place)
+                run = Run(where)
                 count, size = count + 1, size + sum(f.stat().st_size for f in run.folder.glob("*.jsonl"))
                 digest = _digest(run, steps)
                 read[name].append(digest if read[name] else {**digest, "found": _found(run, trial.seed, digest)})
             except (RunUnreadable, OSError) as error:
                 unreadable.append(
-                    {"trial": str(place.relative_to(folder)), "reason": str(error).replace(str(folder), folder.name)}
+                    {"trial": str(where.relative_to(folder)), "reason": str(error).replace(str(folder), folder.name)}
                 )
     return read, unreadable
 

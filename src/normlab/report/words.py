@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from ..runs import TRIALS_TABLE
+
 LANGUAGES = ("en", "zh")
 
 WORDS: dict[str, tuple[str, str]] = {
@@ -200,7 +202,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "collapsed": ("collapsed", "坍缩"),
     "untrained": ("untrained", "训练不足"),
     "failed": ("failed", "出错"),
-    "left_out": ("{n} more rows are in trials.csv.", "其余 {n} 行见 trials.csv。"),
+    "left_out": (f"{{n}} more rows are in {TRIALS_TABLE}.", f"其余 {{n}} 行见 {TRIALS_TABLE}。"),
     "unreadable": ("Runs that could not be read", "无法读取的运行记录"),
     "not_opened": (
         "The runs of {n} further cells were not opened: no training curve, depth or findings for them.",

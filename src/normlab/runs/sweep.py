@@ -140,28 +140,28 @@ def trial_folder(folder: Path, name: str) -> Path:
     return folder / TRIALS / name
 
 
-def read_trial(place: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, Any]]:
+def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, Any]]:
     """(what the trial in this folder gave, its run.json). ``names``: the axes that name cells."""
-    info = Run(place).info
+    info = Run(at).info
     of, result = info.get("experiment"), info.get("result")
     if not isinstance(of, dict) or not isinstance(result, dict):
-        raise RunUnreadable(f"{place} holds a run without a result")
+        raise RunUnreadable(f"{at} holds a run without a result")
     settings = {**model, **of} if isinstance(model := of.get("model"), dict) else of
     if lacking := [name for name in (*names, *WITHIN_CELLS) if name not in settings]:
-        raise RunUnreadable(f"{place / INFO}: experiment.{lacking[0]} is missing")
+        raise RunUnreadable(f"{at / INFO}: experiment.{lacking[0]} is missing")
     axes = {name: settings[name] for name in names}
-    identity = {"name": place.name, "cell": cell_name(axes), "axes": axes, LR: of[LR], SEED: of[SEED],
-                "folder": f"{TRIALS}/{place.name}"}  # fmt: skip
+    identity = {"name": at.name, "cell": cell_name(axes), "axes": axes, LR: of[LR], SEED: of[SEED],
+                "folder": f"{TRIALS}/{at.name}"}  # fmt: skip
     try:
         return TrialResult.from_dict({**result, **identity}), info
     except ValueError as error:
-        raise RunUnreadable(f"{place / INFO}: {error}") from error
+        raise RunUnreadable(f"{at / INFO}: {error}") from error
 
 
-def finished_result(place: Path, axes: Axes, lr: float, seed: int) -> Result | None:
+def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> Result | None:
     """Of the trial with these values, if it ended with one. A folder that cannot be read, or is another's, has none."""
     try:
-        found, info = read_trial(place, list(axes))
+        found, info = read_trial(at, list(axes))
     except RunUnreadable:
         return None
     whose = {**found.axes, LR: found.lr, SEED: found.seed}
@@ -177,9 +177,9 @@ def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
     """
     grid, trials = read_grid(folder), []
     names = outer(grid.axes)
-    for place in sorted((Path(folder) / TRIALS).glob("*")):
+    for at in sorted((Path(folder) / TRIALS).glob("*")):
         try:
-            found, info = read_trial(place, names)
+            found, info = read_trial(at, names)
         except RunUnreadable:
             continue
         trials.append(found)

@@ -1,13 +1,12 @@
 """Finding norms and blocks in any model, by what they do rather than by what they are called.
 
-A norm of ours or of torch's is known by its class. Any other small module is asked: seeded vectors go through a copy of
-it and the answer is compared with the reference under each hypothesis. The result is exact or "unknown", never a guess.
-Blocks are the elements of a model's outermost lists of alike modules.
+A norm is known by its class only where the class's own forward runs: ours, or torch's. Any other small module is asked, see
+:mod:`.behaviour`; what is called a norm and answers as none is returned with the reason. Nothing here runs a hook of the
+user's, draws from a random state that is not its own, or changes the model.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,38 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import norms
-from ..kernels import reference
+from .._torch import own_buffers, own_parameters
 from ..placements import Pending, Residual
-
-GAINS = ("direct", "offset")
-EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12)
-
-
-@dataclass(frozen=True)
-class NormSite:
-    """A norm in a model: where, what kind, and the facts a formula needs."""
-
-    name: str
-    module: nn.Module
-    kind: str  # a name from NORMS
-    gain: str = "direct"
-    eps: float = 1e-5
-    channel_dim: int = -1  # where the features are
-
-    @property
-    def weight(self) -> Tensor | None:
-        return getattr(self.module, "weight", None)
-
-
-@dataclass(frozen=True)
-class BlockSite:
-    """One element of a stack of alike modules."""
-
-    name: str
-    module: nn.Module
-    depth: int  # from 0
-    stack: str  # the list it belongs to
-
+from .behaviour import PLAIN, Facts, Unknown, facts_of
+from .sites import BlockSite, NormSite, UnknownSite
 
 TORCH_KINDS: tuple[tuple[Any, str, int], ...] = (
     (nn.LayerNorm, "layer", -1),
@@ -57,32 +28,77 @@ TORCH_KINDS: tuple[tuple[Any, str, int], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Survey:
+    """The norms of a model in order of definition, and what may be one but is unknown."""
+
+    norms: list[NormSite]
+    unknown: list[UnknownSite]
+
+
 def _known(name: str, module: nn.Module) -> NormSite | None:
-    if isinstance(module, norms.ResidualNorm):
-        return None  # takes two inputs: a residual sum with a norm behind it, not a norm
+    """By class, if it is that class's forward that runs, on parameters that are its own."""
     for kind, facts in norms.NORMS.items():
-        if isinstance(module, facts.layer):
-            return NormSite(name, module, kind, getattr(module, "gain", "direct"), _eps(module),
-                            getattr(module, "channel_dim", -1))  # fmt: skip
+        if _runs(module, facts.layer):
+            return _site(name, module, kind, getattr(module, "gain", "direct"), getattr(module, "channel_dim", -1))
     for layer, kind, channel_dim in TORCH_KINDS:
-        if isinstance(module, layer):
-            return NormSite(name, module, kind, eps=_eps(module), channel_dim=channel_dim)
+        if isinstance(module, layer) and _runs(module, layer):
+            return _site(name, module, kind, "direct", channel_dim)
     return None
 
 
-def _eps(module: nn.Module) -> float:
+def _runs(module: nn.Module, layer: type[nn.Module]) -> bool:
+    """Does ``layer``'s forward run when this module is called?"""
+    return (
+        isinstance(module, layer)
+        and type(module).forward is layer.forward
+        and "forward" not in vars(module)
+        and "parametrizations" not in dict(module.named_children())
+    )
+
+
+def _site(name: str, module: Any, kind: str, gain: str, channel_dim: int) -> NormSite:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     eps = getattr(module, "eps", None)
-    return float(eps) if isinstance(eps, (int, float)) else torch.finfo(torch.float32).eps
+    return NormSite(
+        name, module, kind, "none" if weight is None else gain,
+        float(eps) if isinstance(eps, (int, float)) else torch.finfo(torch.float32).eps, channel_dim,
+        gain_name=None if weight is None else "weight", bias_name=None if bias is None else "bias",
+        gain_scale=module.dim**-0.5 if kind == "scale" else 1.0, eps_form="clamp" if kind == "scale" else "root",
+        groups=getattr(module, "num_groups", None), axes=len(getattr(module, "normalized_shape", (1,))),
+    )  # fmt: skip
+
+
+def _says_norm(module: nn.Module) -> bool:
+    """Is it called a norm, or derived from one? Then a reason is due where it is unknown."""
+    return "norm" in type(module).__name__.lower() or isinstance(module, tuple(layer for layer, _, _ in TORCH_KINDS))
 
 
 def _may_be_a_norm(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
+    """Worth asking: no modules inside, at most a gain and a bias, not one of torch's other layers."""
+    own = [p for p in own_parameters(module).values() if p is not None]
     return (
-        not list(module.children())
-        and 1 <= len(own) <= 2
-        and all(p.dim() == 1 and p.is_floating_point() for p in own)
-        and len({p.numel() for p in own}) == 1
+        next(module.children(), None) is None
+        and len(own) <= 2
+        and all(sum(n > 1 for n in p.shape) <= 2 for p in own)
+        and not type(module).__module__.startswith("torch.nn.modules.")
     )
+
+
+def _key(module: nn.Module) -> Any:
+    """What decides a module's facts, if that can be told; modules with equal keys are asked once."""
+    plain = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
+    flat = tuple((k, v) for k, v in plain.items() if isinstance(v, (*PLAIN, tuple)))
+    buffers = any(b is not None for b in own_buffers(module).values())
+    if len(flat) != len(plain) or buffers:
+        return None
+    shapes = tuple((n, None if p is None else (p.shape, p.dtype, p.device)) for n, p in own_parameters(module).items())
+    try:
+        key = (type(module), flat, shapes)
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def identify(name: str, module: nn.Module) -> NormSite | None:
@@ -97,54 +113,69 @@ def identify(name: str, module: nn.Module) -> NormSite | None:
     >>> identify("n", Foreign()).kind
     'rms'
     """
+    found = _ask(name, module, {})
+    return found if isinstance(found, NormSite) else None
+
+
+def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> NormSite | UnknownSite | None:
+    if "parametrizations." in name:
+        return None  # makes a parameter (weight norm, spectral norm), normalizes nothing that flows
+    if isinstance(module, norms.ResidualNorm):
+        return None  # takes two inputs: a residual sum with a norm behind it, not a norm
     known = _known(name, module)
-    if known is not None or not _may_be_a_norm(module):
+    if known is not None:
         return known
-    parameters = [p.detach().double() for p in module.parameters(recurse=False)]
-    width = parameters[0].numel()
-    draw = torch.Generator().manual_seed(20261115)
-    x = 3 * torch.randn(5, width, generator=draw, dtype=torch.float64) + 1
-    small = 1e-3 * x  # tells one eps from another
+    if not _may_be_a_norm(module):
+        # containers are judged by what they contain; of the rest only what says that it is a norm gets a reason
+        alone = next(module.children(), None) is None or "parametrizations" in dict(module.named_children())
+        return UnknownSite(name, module, _why_not(module)) if alone and _says_norm(module) else None
+    key = _key(module)
+    facts = asked.get(key) if key is not None else None
+    if facts is None:
+        try:
+            facts = facts_of(module)
+        except Unknown as error:
+            facts = error
+        if key is not None:
+            asked[key] = facts
+    if isinstance(facts, Unknown):
+        return UnknownSite(name, module, str(facts)) if _says_norm(module) else None
+    return NormSite(name, module, facts.kind, facts.gain, facts.eps, facts.channel_dim, facts.gain_name, facts.bias_name,
+                    facts.gain_scale, facts.eps_form)  # fmt: skip
+
+
+def _why_not(module: nn.Module) -> str:
     try:
-        probe = copy.deepcopy(module).double().eval()
-        with torch.no_grad():
-            answers = [probe(x), probe(small)]
-    except Exception:
-        return None  # whatever it is, it does not map vectors to vectors
-    if any(not isinstance(a, Tensor) or a.shape != x.shape for a in answers):
-        return None
-    weight, bias = parameters[0], parameters[1] if len(parameters) > 1 else None
-    for kind in ("layer", "rms"):
-        for gain in GAINS:
-            for eps in EPSILONS:
-                expected = [
-                    reference.row_norm(v, weight, bias, None, mode=kind, eps=eps, partial=width, gain=gain,
-                                       round_before_gain=False)
-                    for v in (x, small)
-                ]  # fmt: skip
-                if all(
-                    torch.allclose(a.double(), e, rtol=1e-5, atol=1e-6) for a, e in zip(answers, expected, strict=True)
-                ):
-                    return NormSite(name, module, kind, gain, eps)
-    return None
+        facts_of(module)
+    except Unknown as error:
+        return str(error)
+    return "its parameters are more than a gain and a bias"
+
+
+def survey(model: nn.Module) -> Survey:
+    """Every norm of the model, and everything that may be one, with the reason why that is not known.
+
+    >>> [s.reason for s in survey(nn.Sequential(nn.LocalResponseNorm(2))).unknown]
+    ['its answers fit neither LayerNorm nor RMSNorm']
+    """
+    asked: dict[Any, Facts | Unknown] = {}
+    found = [_ask(name, module, asked) for name, module in model.named_modules()]
+    return Survey([s for s in found if isinstance(s, NormSite)], [s for s in found if isinstance(s, UnknownSite)])
 
 
 def find_norms(model: nn.Module) -> list[NormSite]:
-    """Every norm of the model, in order of definition; a shared one once.
+    """Every norm of the model, in order of definition; a shared one once. See :func:`survey` for what is unknown.
 
     >>> [s.kind for s in find_norms(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), norms.RMSNorm(4)))]
     ['layer', 'rms']
     """
-    found = []
-    for name, module in model.named_modules():
-        site = identify(name, module)
-        if site is not None:
-            found.append(site)
-    return found
+    return survey(model).norms
 
 
 def find_blocks(model: nn.Module) -> list[BlockSite]:
     """The elements of every outermost list of at least two alike modules that hold parameters.
+
+    By the lists a model is made of; :func:`normlab.inspect` finds blocks by what flows through them.
 
     >>> [b.name for b in find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ModuleList(nn.LayerNorm(4) for _ in range(2))))]
     ['1.0', '1.1']

@@ -59,6 +59,10 @@ class Budget:
         if self._depth == 0:
             self.spent += self.clock() - self._since
 
+    @property
+    def measuring(self) -> bool:
+        return self._depth > 0
+
     def pause(self, seconds: float) -> None:
         self.started += seconds
 
@@ -119,7 +123,14 @@ class Budget:
         ):
             return WHOLE
         too_dear = made + missing * price > credit
-        if lean and self.opening and missing > 0 and too_dear and self.recorded <= ENOUGH * pace and made + cheap <= max(credit, allowed):
+        if (
+            lean
+            and self.opening
+            and missing > 0
+            and too_dear
+            and self.recorded <= ENOUGH * pace
+            and made + cheap <= max(credit, allowed)
+        ):
             return LEAN
         return None
 

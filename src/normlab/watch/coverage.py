@@ -10,21 +10,27 @@ from torch import nn
 from .hooks import Hooks
 
 
-def covered(hooks: Hooks, outer: nn.Module, looks_at_norms: bool) -> dict[str, Any]:
-    """Of the step just recorded, for run.json. ``fired`` is None where no probe looks at norms (the preset lite)."""
-    found: dict[str, Any] = {"norms": len(hooks.norms), "fired": None, "skipped": {}, "blocks": len(hooks.blocks),
-                             "attention": hooks.attention_calls}  # fmt: skip
-    if looks_at_norms:
-        silent = [site.name for site in hooks.norms if site.name not in hooks.fired]
-        found["fired"] = len(hooks.norms) - len(silent)
-        found["skipped"] = {name: _why_silent(name, hooks.model, outer) for name in silent}
+def covered(hooks: Hooks, outer: nn.Module) -> dict[str, Any]:
+    """Of the step just recorded, for run.json: norms and blocks that fired, each silent one with the reason; sites at which a
+    padding mask of the call was not used; blocks whose gradient did not come by, where one was asked for."""
+    silent = [site.name for site in hooks.norms if site.name not in hooks.fired]
+    still = [block.name for block in hooks.blocks if block.name not in hooks.blocks_seen]
+    found: dict[str, Any] = {
+        "norms": len(hooks.norms), "fired": len(hooks.norms) - len(silent),
+        "skipped": {name: _why_silent(name, hooks.model, outer) for name in silent},
+        "blocks": len(hooks.blocks), "blocks_fired": len(hooks.blocks) - len(still), "blocks_skipped": still,
+        "attention": hooks.attention_calls, "mask_not_used": dict(hooks.masks_unused),
+        "without_gradient": [],
+    }  # fmt: skip
+    if "block gradient" in hooks.wanted():
+        found["without_gradient"] = sorted(hooks.blocks_seen - hooks.with_gradient)
     return found
 
 
 def _why_silent(site: str, model: nn.Module, outer: nn.Module) -> str:
     for name, module in model.named_modules():
         if isinstance(module, nn.TransformerEncoderLayer) and site.startswith(name + ".") and not module.training:
-            return "nn.TransformerEncoderLayer ran its fused path, which calls no norm; train mode or a hook turns it off"
+            return "nn.TransformerEncoderLayer ran its fused path, which calls no norm, in an evaluation"
     if isinstance(outer, torch.jit.ScriptModule):
         return "a scripted model runs no Python hooks"
     return "its forward was not called in the recorded step"
@@ -34,11 +40,17 @@ def told(found: dict[str, Any] | None) -> str:
     """In words."""
     if found is None:
         return "nothing has been recorded yet"
-    if found["fired"] is None:
-        return f"{found['norms']} norms, which no probe of this run looks at"
-    text = f"{found['fired']} of {found['norms']} norms fired"
+    parts = [f"{found['fired']} of {found['norms']} norms fired"]
     if found["skipped"]:
-        text += f"; {len(found['skipped'])} skipped: " + "; ".join(
-            f"{n} ({why})" for n, why in found["skipped"].items()
+        parts.append(
+            f"{len(found['skipped'])} skipped: " + "; ".join(f"{n} ({w})" for n, w in found["skipped"].items())
         )
-    return text
+    if found["blocks_skipped"]:
+        parts.append(
+            f"{len(found['blocks_skipped'])} of {found['blocks']} blocks silent: {', '.join(found['blocks_skipped'])}"
+        )
+    if found["mask_not_used"]:
+        parts.append("mask not used: " + "; ".join(f"{n} ({w})" for n, w in found["mask_not_used"].items()))
+    if found["without_gradient"]:
+        parts.append(f"no gradient seen behind {', '.join(found['without_gradient'])}")
+    return "; ".join(parts)

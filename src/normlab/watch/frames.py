@@ -32,7 +32,7 @@ class NormFrame:
 
     def _rows(self, t: Tensor) -> Tensor:
         """(tokens, features), the real ones."""
-        rows = t.detach().movedim(self.site.channel_dim, -1).flatten(0, -2)
+        rows = _features_last(self.site, t)
         return rows if self.mask is None else rows[self.mask.flatten()]
 
     @cached_property
@@ -51,14 +51,21 @@ class NormFrame:
     @cached_property
     def padded_rows(self) -> Tensor:
         """The input with its padding."""
-        return self.x.detach().movedim(self.site.channel_dim, -1).flatten(0, -2).float()
+        return _features_last(self.site, self.x).float()
 
     def gain(self) -> Tensor | None:
-        """One factor per feature."""
-        weight = self.site.weight
-        if weight is None:
-            return None
-        return weight.detach().float() + (self.site.gain == "offset")
+        """One factor per feature; one per row and feature where the heads of a row have gains of their own."""
+        gain = self.site.factor()
+        if gain is None or gain.squeeze().dim() <= 1:
+            return None if gain is None else gain.flatten()
+        if self.site.axes > 1:
+            return gain.flatten()
+        return self._rows(gain.expand(self.x.shape))
+
+
+def _features_last(site: NormSite, t: Tensor) -> Tensor:
+    """(rows, features): what shares a statistic of one token is one row."""
+    return t.detach().movedim(site.channel_dim, -1).flatten(-site.axes).flatten(0, -2)
 
 
 @dataclass(frozen=True)
@@ -80,14 +87,17 @@ class BlockFrame:
 
 @dataclass(frozen=True)
 class AttentionFrame:
-    """Queries and keys (B, H, L, width) of one attention, and what may be looked at."""
+    """Queries and keys (B, H, L, width) of one attention, what may be looked at and what is added to the scores; or, where it is
+    written out by hand, the scores (B, H, queries, keys) as they went into the softmax."""
 
     site: str
-    q: Tensor
-    k: Tensor
+    q: Tensor | None
+    k: Tensor | None
     allowed: Tensor | None
     causal: bool
     scale: float
+    bias: Tensor | None = None
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,28 @@
 """Where the watch looks: hooks on a model's norms, residual sums, blocks and attention. They change nothing.
 
-Registered once; on idle steps each is one flag test (and each block's largest value, for the trace). Of a recorded step the
-first forward in training mode counts: later micro-batches, evaluations and recomputations pass by.
+On idle steps each is one flag test (and each block's extremes, for the trace). Of a recorded step the first forward in training
+mode counts: later micro-batches, evaluations and recomputations pass by. A forward without gradients finds no hook inside the
+model: torch's fast paths, which look for hooks, run as they would without a watch. A hook that fails is switched off.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from .. import surgery
 from .._torch import graph_task_id
-from ..placements import Residual
+from ..placements import Pending, Residual
+from .attention import SeeAttention, of_module
 from .budget import Budget
 from .frames import AttentionFrame, BlockFrame, NormFrame
+from .guard import Failed, Guard
 from .masks import Masks
+from .placement import Placement
 from .trace import Trace, carrier
 
 Ask = Callable[[str, str, Any], None]  # (occasion, site, frame)
@@ -32,19 +34,25 @@ class Hooks:
 
     def __init__(
         self, model: nn.Module, *, wanted: Callable[[], set[str]], ask: Ask, forget: Callable[[], None], budget: Budget,
-        trace: Trace | None, scaler: Any,
+        trace: Trace | None, scaler: Any, failed: Failed,
     ) -> None:  # fmt: skip
         self.model, self.wanted, self.ask, self.forget = model, wanted, ask, forget
         self.budget, self.trace, self.scaler = budget, trace, scaler
-        self.norms, self.blocks = surgery.find_norms(model), surgery.find_blocks(model)
+        survey = surgery.survey(model)
+        self.norms, self.blocks = survey.norms, surgery.find_blocks(model)
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
         self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
-        self._handles: list[Any] = []
-        self._mode: _SeeAttention | None = None
+        self._guard = Guard(failed)
+        self.placement = Placement(model, survey, self._guard, budget)
+        self._outer: list[Any] = []  # handles of hooks on the model itself
+        self._inner: list[Any] = []  # and on what is inside of it
+        self._registered = self._running = False
+        self._mode: SeeAttention | None = None
+        self.attention_sites: list[str] = []  # of all steps, in the order they were first seen
         self._seen_training = False
         self._forwards = 0
         self._forget()
@@ -52,47 +60,81 @@ class Hooks:
     def begin(self, active: bool) -> None:
         """The next step, recorded or not."""
         self.active = active
+        if self._registered and not self._inner:
+            self._attach()
         if active:
             self._forwards = 0
             self._forget()
+            if self._registered:
+                self.placement.expect()
 
     def _forget(self) -> None:
         self.fired = set()
-        self._with_gradient: set[str] = set()
-        self._blocks_seen: set[str] = set()
-        self._attention_sites: set[str] = set()
+        self.blocks_seen: set[str] = set()
+        self.with_gradient: set[str] = set()  # blocks whose gradient came by
+        self._norms_asked: set[str] = set()  # norms whose gradient will
+        self._blocks_asked: set[str] = set()
+        self._attention_names: set[str] = set()
         self._inside: list[str] = []  # blocks that are running, the innermost last
+        self._open: dict[int, tuple[Tensor, surgery.BlockSite, Any]] = {}  # by branch: sums with dropout to come
+        self._sums: dict[int, tuple[Tensor, Tensor]] = {}  # by branch: how those came out
 
     # ---- on and off
 
     def register(self) -> None:
-        model, wanted = self.model, self.wanted()
-        keep = self._handles.append
-        keep(model.register_forward_pre_hook(self._enter, with_kwargs=True))
-        keep(model.register_forward_hook(self.leave, always_call=True))
-        if wanted & {"norm", "norm gradient"}:
-            for site in self.norms:
-                keep(site.module.register_forward_hook(self._norm_hook(site)))
-                if running_statistics(site.module) is not None:
-                    keep(site.module.register_forward_pre_hook(self._running_hook(site)))
-            for _, residual in surgery.find_residuals(model):
-                keep(residual.register_forward_hook(self._residual_hook))
-        if "attention" in wanted:
-            for module in model.modules():
-                if isinstance(module, nn.MultiheadAttention):
-                    keep(module.register_forward_pre_hook(self._multihead_hook, with_kwargs=True))
+        model = self.model
+        self._registered = True
+        self._outer = [
+            model.register_forward_pre_hook(self._guard("enter", self._enter), with_kwargs=True),
+            model.register_forward_hook(self._leave_hook, always_call=True),
+        ]
+        self._attach()
+        if self.active:
+            self.placement.expect()
+
+    def _attach(self) -> None:
+        keep, guard = self._inner.append, self._guard
+        for site in self.norms:
+            hook = guard(f"norm {site.name}", self._norm_hook(site))
+            keep(site.module.register_forward_hook(hook, with_kwargs=True))
+            if running_statistics(site.module) is not None:
+                keep(site.module.register_forward_pre_hook(guard(f"norm {site.name}", self._running_hook(site))))
+        for name, residual in surgery.find_residuals(self.model):
+            keep(residual.register_forward_hook(guard(f"sum {name}", self._residual_hook)))
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.MultiheadAttention):
+                hook = guard(f"attention {name}", self._multihead_hook)
+                keep(module.register_forward_pre_hook(hook, with_kwargs=True))
+            elif isinstance(module, nn.Embedding):
+                keep(module.register_forward_pre_hook(guard(f"embedding {name}", self._embedding_hook)))
         for block in self.blocks:
-            keep(block.module.register_forward_pre_hook(self._block_pre_hook(block)))
-            keep(block.module.register_forward_hook(self._block_hook(block), always_call=True))
+            before, after = self._block_pre_hook(block), self._block_hook(block)
+            keep(block.module.register_forward_pre_hook(guard(f"block {block.name}", before)))
+            after = guard(f"block {block.name}", after)
+            keep(block.module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def _detach(self) -> None:
+        self.placement.forget()
+        for handle in self._inner:
+            handle.remove()
+        self._inner = []
 
     def unregister(self) -> None:
-        for handle in self._handles:
+        self._detach()
+        for handle in self._outer:
             handle.remove()
-        self._handles = []
+        self._outer = []
+        self._registered = False
 
     # ---- the model as a whole
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() and not recomputing():
+            self._detach()  # until the next forward that trains
+            return
+        if not self._inner:
+            self._attach()
+        self._running = True
         if self.trace is not None:
             self.trace.begin()
         if not self.active or (self._forwards and (self._seen_training or not module.training)):
@@ -105,21 +147,36 @@ class Hooks:
             self._seen_training = module.training
             self._masks.find(module, args, kwargs)
             self.attention_calls = 0
-            if self._mode is None and "attention" in self.wanted():
-                self._mode = _SeeAttention(self._see_attention)
+            # Without a probe of attention the first recorded step looks all the same: its sites have names in the run.
+            if self._mode is None and ("attention" in self.wanted() or not self.attention_sites):
+                self._mode = SeeAttention(self._guard("attention", self._see_attention), self._in_a_block)
                 self._mode.__enter__()
 
-    def leave(self, *_: Any) -> None:
+    def _leave_hook(self, *_: Any) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self._running = False
+        self._open, self._sums = {}, {}
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
 
+    def _embedding_hook(self, module: nn.Module, args: Any) -> None:
+        if self.active and self._masks.asks and args:
+            with self.budget:
+                self._masks.embedded(args[0])
+
+    @property
+    def masks_unused(self) -> dict[str, str]:
+        return self._masks.unused
+
     # ---- norms
 
     def _norm_hook(self, site: surgery.NormSite) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if self.active and args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                self._see_norm(site, args[0], output)
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self.active and isinstance(output, Tensor) and isinstance(x := _given(args, kwargs), Tensor):
+                self._see_norm(site, x, output)
 
         hook.passive = True  # type: ignore[attr-defined]  # fused sums stay fused: _residual_hook sees their norms
         return hook
@@ -135,8 +192,13 @@ class Hooks:
         return hook
 
     def _residual_hook(self, module: Residual, args: Any, output: Any) -> None:
-        """A norm fused with its sum is never called itself: what went through it passes here."""
-        if not self.active or len(args) < 3 or args[2] is None or not isinstance(output, tuple):
+        """A norm fused with its sum is never called itself: what went through it passes here. So does a sum with dropout that a
+        block left open."""
+        if not self.active or len(args) < 2:
+            return
+        if id(args[1]) in self._open:
+            self._see_sum(module, args, output)
+        if len(args) < 3 or args[2] is None or not isinstance(output, tuple):
             return
         site = self._by_norm.get(id(args[2]))
         if site is not None and site.name not in self.fired:
@@ -147,7 +209,9 @@ class Hooks:
             again, first = recomputing(), site.name not in self.fired
             if not again:
                 self.fired.add(site.name)
-            if not first and not (again and site.name not in self._with_gradient):
+            if not first and not (again and site.name not in self._norms_asked):
+                return
+            if not self.wanted() & {"norm", "norm gradient"} or x.is_nested or not x.numel():
                 return
             mask = self._masks.fitting(site.name, x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
@@ -156,7 +220,7 @@ class Hooks:
                 running = self._running_before.pop(site.name, None)
                 self.ask("norm", site.name, NormFrame(site, x, y_value, mask, None, training, running))
             if y.requires_grad and "norm gradient" in self.wanted():
-                self._with_gradient.add(site.name)
+                self._norms_asked.add(site.name)
 
                 def see(grad: Tensor) -> None:
                     if self.active:
@@ -164,7 +228,7 @@ class Hooks:
                             frame = NormFrame(site, x, y_value, mask, self._unscaled(grad), training)
                             self.ask("norm gradient", site.name, frame)
 
-                y.register_hook(see)
+                y.register_hook(self._guard(f"gradient {site.name}", see))
 
     def _unscaled(self, grad: Tensor) -> Tensor:
         grad = grad.detach()
@@ -174,84 +238,129 @@ class Hooks:
 
     def _block_pre_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            if self.active:
+            if not self._running and not module.training and not torch.is_grad_enabled():
+                self._detach()  # a part of the model is evaluated by itself
+            elif self.active:
                 self._inside.append(block.name)
 
         return hook
 
     def _block_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._inside and self._inside[-1] == block.name:
                 self._inside.pop()
-            if recomputing() or not (self.active or self.trace is not None):
+            if not (self.active or self.trace is not None):
                 return
             with self.budget:
-                carries = carrier(output)
+                carries, again = carrier(output), recomputing()
+                if self.active and again and carries is not None and block.name in self.blocks_seen:
+                    self._ask_gradient(block, carries)  # a checkpoint that re-enters: the first pass had no graph
+                    return
+                if again:
+                    return
+                first = self.active and block.name not in self.blocks_seen
+                if first:
+                    self.blocks_seen.add(block.name)
                 if carries is None:
                     return
                 if self.trace is not None:
                     self.trace.note(block.name, output)
-                if self.active and block.name not in self._blocks_seen:
-                    self._blocks_seen.add(block.name)
-                    self._see_block(block, args[0] if args else None, output, carries)
+                if not first:
+                    return
+                if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
+                    self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
+                else:
+                    self._see_block(block, _given(args, kwargs), output, carries)
 
         return hook
 
-    def _see_block(self, block: surgery.BlockSite, given: Any, output: Any, carries: Tensor) -> None:
-        x, y = surgery.stream_of(given), surgery.stream_of(output)
+    def _see_block(self, block: surgery.BlockSite, given: Any, output: Any, carries: Tensor | None) -> None:
+        x, y = self._stream(given), surgery.stream_of(output)
         mask = None if y is None else self._masks.fitting(block.name, y)
         frame = BlockFrame(block, None if x is None else x.detach(), None if y is None else y.detach(), mask)
         self.ask("block", block.name, frame)
-        if carries.requires_grad and "block gradient" in self.wanted():
+        if carries is not None:
+            self._ask_gradient(block, carries)
+
+    def _stream(self, given: Any) -> Tensor | None:
+        """What entered; an open sum with dropout is what it came to, once it was carried out."""
+        if isinstance(given, Pending) and given.branch is not None and id(given.branch) in self._sums:
+            return self._sums[id(given.branch)][1]
+        return surgery.stream_of(given)
+
+    def _ask_gradient(self, block: surgery.BlockSite, carries: Tensor) -> None:
+        if carries.requires_grad and block.name not in self._blocks_asked and "block gradient" in self.wanted():
+            self._blocks_asked.add(block.name)
 
             def see(grad: Tensor) -> None:
-                if self.active:
-                    with self.budget:
-                        frame = BlockFrame(block, None, None, mask, self._unscaled(grad))
-                        self.ask("block gradient", block.name, frame)
+                self._see_gradient(block, grad)
 
-            carries.register_hook(see)
+            carries.register_hook(self._guard(f"gradient {block.name}", see))
+
+    def _see_gradient(self, block: surgery.BlockSite, grad: Tensor) -> None:
+        if self.active:
+            with self.budget:
+                self.with_gradient.add(block.name)
+                frame = BlockFrame(block, None, None, None, self._unscaled(grad))
+                self.ask("block gradient", block.name, frame)
+
+    def _see_sum(self, residual: Residual, args: Any, output: Any) -> None:
+        """The sum that a block left open has been carried out, with its dropout. If a norm was fused with it, the gradient of the
+        sum appears nowhere but in what the function hands back to x."""
+        with self.budget:
+            x, (branch, block, given) = args[0], self._open.pop(id(args[1]))
+            stream = output[0] if isinstance(output, tuple) else output
+            self._sums[id(branch)] = (branch, stream.detach())
+            if not isinstance(output, tuple) or output[0].grad_fn is not output[1].grad_fn:
+                self._see_block(block, given, stream, stream)
+                return
+            self._see_block(block, given, stream, None)
+            node = stream.grad_fn
+            if node is not None and "block gradient" in self.wanted():
+                self._blocks_asked.add(block.name)
+
+                def see(to_inputs: Any, _: Any) -> None:
+                    if to_inputs and isinstance(to_inputs[0], Tensor) and to_inputs[0].shape == x.shape:
+                        self._see_gradient(block, to_inputs[0] / residual.alpha)
+
+                node.register_hook(self._guard(f"gradient {block.name}", see))
 
     # ---- attention
 
-    def _see_attention(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> None:  # fmt: skip
-        if recomputing() or query.dim() != 4:
+    def _in_a_block(self) -> bool:
+        """The model's own computation in a block, not a probe's."""
+        return bool(self._inside) and not self.budget.measuring
+
+    def _see_attention(self, frame: AttentionFrame) -> None:
+        if recomputing() or (frame.q is not None and (frame.q.dim() != 4 or not frame.q.numel())):
             return
         with self.budget:
             self.attention_calls += 1
             site = f"{self._inside[-1] if self._inside else 'model'}.attention"
-            if site in self._attention_sites:  # a second one in this block: cross-attention
+            if site in self._attention_names:  # a second one in this block: cross-attention
                 site = f"{site}.{self.attention_calls}"
-            self._attention_sites.add(site)
-            factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-            self.ask("attention", site, AttentionFrame(site, query, key, attn_mask, is_causal, factor))
+            self._attention_names.add(site)
+            if site not in self.attention_sites:
+                self.attention_sites.append(site)
+            if "attention" in self.wanted():
+                self.ask("attention", site, replace(frame, site=site))
 
-    def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any) -> None:
-        """torch's own attention shows nothing of its inside: queries and keys are computed here once more."""
-        if not self.active or recomputing() or self._forwards > 1:
+    def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any = None) -> None:
+        if not self.active or kwargs is None or recomputing() or self._mode is None:
             return
         with self.budget:
-            seen = _queries_and_keys(module, inspect.signature(module.forward).bind(*args, **kwargs).arguments)
-        if seen is not None:
-            q, k, allowed = seen
-            self._see_attention(q, k, k, allowed)
+            frame = of_module(module, args, kwargs)
+        if frame is not None:
+            self._see_attention(frame)
 
 
-class _SeeAttention(TorchFunctionMode):
-    """Lets scaled_dot_product_attention through and shows its queries and keys."""
+def _given(args: Any, kwargs: Any) -> Any:
+    """The first argument, by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()), None)
 
-    def __init__(self, see: Callable[..., None]) -> None:
-        super().__init__()
-        self.see = see
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            self.see(*args, **kwargs)
-        return func(*args, **kwargs)
+def _drops(residual: Residual) -> bool:
+    return residual.dropout > 0 and residual.training
 
 
 def recomputing() -> bool:
@@ -266,29 +375,3 @@ def running_statistics(module: Any) -> tuple[Tensor, Tensor] | None:
     if getattr(module, "running_mean", None) is not None:
         return module.running_mean, module.running_var
     return None
-
-
-@torch.no_grad()
-def _queries_and_keys(module: nn.MultiheadAttention, given: Any) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """(B, H, L, width) each, and what may be looked at; None where queries and keys have matrices of other forms."""
-    query, key, width = given["query"], given["key"], module.embed_dim
-    if module.in_proj_weight is None or query.dim() != 3:
-        return None
-    bias = module.in_proj_bias
-    parts = []
-    for x, at in ((query, 0), (key, width)):
-        y = nn.functional.linear(
-            x.detach(), module.in_proj_weight[at : at + width], None if bias is None else bias[at : at + width]
-        )
-        y = y if module.batch_first else y.transpose(0, 1)
-        parts.append(y.unflatten(-1, (module.num_heads, -1)).transpose(1, 2))
-    allowed = None
-    for mask, shape in ((given.get("attn_mask"), None), (given.get("key_padding_mask"), (len(parts[0]), 1, 1, -1))):
-        if mask is not None:
-            may = ~mask if mask.dtype == torch.bool else mask > -1e4
-            if shape is not None:
-                may = may.view(shape)
-            elif may.dim() == 3:
-                may = may.view(-1, module.num_heads, *may.shape[1:])
-            allowed = may if allowed is None else allowed & may
-    return parts[0], parts[1], allowed

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import functional
 from .._torch import foreach_norm, foreach_sub
+from .attention import HIDDEN
 from .frames import AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
@@ -269,10 +270,9 @@ class Gains(Probe):
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {"gain_rms": {}, "gain_max": {}, "gain_drift": {}, "gain_grad": {}}
         for site in frame.norms:
-            weight = site.weight
-            if weight is None:
+            weight, gain = site.weight, site.factor()
+            if weight is None or gain is None:
                 continue
-            gain = weight.detach().float() + (site.gain == "offset")
             start = self._start.setdefault(site.name, gain.clone())
             found["gain_rms"][site.name] = rms(gain)
             found["gain_max"][site.name] = gain.abs().max()
@@ -302,7 +302,8 @@ class UpdateRatio(Probe):
 class AttentionLogits(Probe):
     """How sharp attention is: the largest logit, and the mean entropy of a row over the largest it could have.
 
-        max_logit = max q.k * scale;  attention_entropy = mean(H(softmax)) / log(number of visible keys), 1 = even
+        logit = q.k * scale + additive bias (T5, ALiBi, Swin), what softmax sees, of visible keys
+        max_logit = its maximum;  attention_entropy = mean(H(softmax)) / log(number of visible keys), 1 = even
 
     Of up to 32 evenly spaced queries. Growing logits precede collapse: Zhai et al. 2023 (arXiv 2303.06296).
     """
@@ -311,21 +312,7 @@ class AttentionLogits(Probe):
     queries = 32
 
     def measure(self, frame: AttentionFrame) -> Mapping[str, Tensor]:
-        length, keys = frame.q.shape[-2], frame.k.shape[-2]
-        stride = -(-length // self.queries)
-        k = frame.k.detach().float()
-        q = frame.q.detach()[:, :, ::stride].float()
-        if q.shape[1] != k.shape[1]:  # several heads share keys
-            k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        logits = q @ k.transpose(-1, -2) * frame.scale
-        allowed = torch.ones(q.shape[-2], keys, dtype=torch.bool, device=q.device)
-        if frame.causal:
-            rows = torch.arange(0, length, stride, device=q.device)
-            allowed = torch.arange(keys, device=q.device)[None, :] <= rows[:, None]
-        if frame.allowed is not None:
-            mask = frame.allowed if frame.allowed.dtype == torch.bool else frame.allowed > -1e4
-            mask = mask.expand(*mask.shape[:-2], length, keys)[..., ::stride, :]
-            allowed = mask & allowed
+        logits, allowed = self._written(frame) if frame.logits is not None else self._computed(frame)
         logits = logits.masked_fill(~allowed, -math.inf)
         visible = allowed.sum(-1).expand(logits.shape[:-1])
         share = torch.softmax(logits, -1)
@@ -336,6 +323,32 @@ class AttentionLogits(Probe):
             "max_logit": logits.amax(),
             "attention_entropy": torch.where(several, even, 0).sum() / several.sum().clamp(min=1),
         }
+
+    def _written(self, frame: AttentionFrame) -> tuple[Tensor, Tensor]:
+        assert frame.logits is not None
+        logits = frame.logits[:, :, :: -(-frame.logits.shape[-2] // self.queries)].float()
+        return logits, logits > HIDDEN
+
+    def _computed(self, frame: AttentionFrame) -> tuple[Tensor, Tensor]:
+        assert frame.q is not None and frame.k is not None
+        length, keys = frame.q.shape[-2], frame.k.shape[-2]
+        stride = -(-length // self.queries)
+        k = frame.k.detach().float()
+        q = frame.q.detach()[:, :, ::stride].float()
+        if q.shape[1] != k.shape[1]:  # several heads share keys
+            k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        logits = q @ k.transpose(-1, -2) * frame.scale
+
+        def of_queries(t: Tensor) -> Tensor:
+            return t.detach().expand(*t.shape[:-2], length, keys)[..., ::stride, :]
+
+        if frame.bias is not None:
+            logits = logits + of_queries(frame.bias).float()
+        allowed = torch.ones(q.shape[-2], keys, dtype=torch.bool, device=q.device)
+        if frame.causal:
+            rows = torch.arange(0, length, stride, device=q.device)
+            allowed = torch.arange(keys, device=q.device)[None, :] <= rows[:, None]
+        return logits, allowed if frame.allowed is None else of_queries(frame.allowed) & allowed
 
 
 PROBES: tuple[type[Probe], ...] = (

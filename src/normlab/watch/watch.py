@@ -29,6 +29,7 @@ from .budget import LEAN, WHOLE, Budget
 from .cadence import Cadence
 from .coverage import covered, told
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
+from .guard import Guard
 from .hooks import Hooks
 from .quantities import PROBES
 from .readings import Losses, Values, per_stack, to_host
@@ -66,7 +67,7 @@ class Watch:
         self.sinks = list(also)
         self.hooks = Hooks(
             self.model, wanted=lambda: {p.on for p in self._asked}, ask=self._ask, forget=self._forget,
-            budget=self.budget, trace=self.trace, scaler=scaler,
+            budget=self.budget, trace=self.trace, scaler=scaler, failed=self._hook_failed,
         )  # fmt: skip
         self.steps = self._after = after
         self._values: Values = {}
@@ -161,6 +162,12 @@ class Watch:
                     where = site or None
                     self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=where, error=str(error))
 
+    def _hook_failed(self, what: str, error: BaseException) -> None:
+        message = f"the hook of {what} failed and is switched off ({type(error).__name__}: {error})"
+        warnings.warn(f"normlab.watch: {message}", stacklevel=2)
+        if self.writer is not None:
+            self.writer.event(self.steps + 1, "hook failed", hook=what, error=str(error))
+
     def _forget(self) -> None:
         self._values = {}
 
@@ -171,9 +178,12 @@ class Watch:
         self.optimizer = optimizer
         if optimizer is not None:
             me = weakref.proxy(self)
+            guard = Guard(lambda what, error: me._hook_failed(what, error))
+            self._look = guard("before step", lambda: me._before_step())
+            after = guard("after step", lambda *_: me._after_step())
             self._optimizer_handles = [
                 optimizer.register_step_pre_hook(lambda _, args, kwargs: me._about_to_step(args, kwargs)),
-                optimizer.register_step_post_hook(lambda *_: me._after_step()),
+                optimizer.register_step_post_hook(after),
             ]
 
     def _about_to_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,12 +193,12 @@ class Watch:
         # torch hands the optimizer over as the first positional argument of the hook's args.
         place, closure = next(((i, a) for i, a in enumerate(args) if callable(a)), (None, kwargs.get("closure")))
         if closure is None:
-            self._before_step()
+            self._look()
             return None
 
         def then_look(*given: Any, **named: Any) -> Any:
             result = closure(*given, **named)
-            self._before_step()
+            self._look()
             return result
 
         if place is None:
@@ -261,7 +271,7 @@ class Watch:
             values.setdefault("lr", {})["model"] = float(self.optimizer.param_groups[0]["lr"])
         keys = [(q, s) for q, sites in values.items() for s in sites]
         numbers = to_host([values[q][s] for q, s in keys], self._device(), self._world)
-        self._covered = covered(self.hooks, self.outer, bool(self.hooks.wanted() & {"norm", "norm gradient"}))
+        self._covered = covered(self.hooks, self.outer)
         if self.writer is not None:
             loss = self._losses.flush()
             table: dict[str, dict[str, float]] = {}
@@ -269,8 +279,12 @@ class Watch:
                 table.setdefault(q, {})[s] = number
             self.writer.write(self.steps, table)
             self._send(table if loss is None else {"loss": {"model": loss}, **table})
+            structure = self.hooks.placement.found
+            if structure is not None and "structure" not in self.writer.info:
+                self.writer.update(structure=structure.to_dict())
             if self._covered != self.writer.info.get("coverage"):
-                self.writer.update(coverage=self._covered)
+                sites = {**self.writer.info.get("sites", {}), "attention": self.hooks.attention_sites}
+                self.writer.update(coverage=self._covered, sites=sites)
 
     def _send(self, table: dict[str, dict[str, float]]) -> None:
         for sink in list(self.sinks):

@@ -145,6 +145,6 @@ def blind_loss(training: Tensor, held_out: Tensor) -> float:
 
 
 def byte_rows(rows: Sequence[bytes], length: int) -> Tensor:
-    """(rows, length) ids, zero behind the end."""
+    """(rows, length) ids, zero after the end."""
     joined = bytearray().join(row.ljust(length, b"\0") for row in rows)
     return torch.frombuffer(joined, dtype=torch.uint8).view(len(rows), length).long()

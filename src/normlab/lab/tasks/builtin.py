@@ -40,7 +40,7 @@ def text_task(files: Sequence[str] = (), *, length: int = 64) -> DataTask:
     edge = [len(content) * i // BLOCKS for i in range(BLOCKS + 1)]
     blocks = range(5, BLOCKS, 10)
     stretches = list(zip([0, *(edge[i + 1] for i in blocks)], [*(edge[i] for i in blocks), len(content)], strict=True))
-    ends = torch.tensor([end - length for _, end in stretches])  # behind the last start of a window
+    ends = torch.tensor([end - length for _, end in stretches])  # one after the last start of a window
     up_to = torch.tensor([end - length - start for start, end in stretches]).cumsum(0)  # windows, this stretch included
     # Held-out windows lie side by side: every target counts once.
     starts = torch.tensor([s for i in blocks for s in range(edge[i], edge[i + 1] - length, length)])
@@ -75,17 +75,17 @@ def _help_pages() -> tuple[bytes, str]:
 # ---- docs and digits: name the class ---------------------------------------------------------------------------------
 
 
-def _labelled(arguments: dict[str, Tensor], labels: Tensor, is_held_out: Tensor, **facts: Any) -> DataTask:
+def _labelled(arguments: dict[str, Tensor], labels: Tensor, is_held_out: Tensor, **described: Any) -> DataTask:
     """Every pass over the training examples has an order of its own, from (seed, pass)."""
     training, testing = (~is_held_out).nonzero()[:, 0], is_held_out.nonzero()[:, 0]
-    count, classes = len(training), facts["settings"]["num_classes"]
+    count, classes = len(training), described["settings"]["num_classes"]
 
     def examples(numbers: Tensor) -> Batch:
         return Batch({name: values[numbers] for name, values in arguments.items()}, labels[numbers])
 
     @functools.lru_cache(maxsize=16)
     def order(seed: int, number: int) -> Tensor:
-        return training[torch.randperm(count, generator=generator_of(facts["name"], seed, number))]
+        return training[torch.randperm(count, generator=generator_of(described["name"], seed, number))]
 
     def draw(seed: int, step: int, size: int) -> Batch:
         first = (step - 1) * size
@@ -95,7 +95,7 @@ def _labelled(arguments: dict[str, Tensor], labels: Tensor, is_held_out: Tensor,
 
     counts = [torch.bincount(labels[part], minlength=classes) for part in (training, testing)]
     return DataTask(blind=blind_loss(*counts), num_training=count, num_held_out=len(testing), draw=draw,
-                    pick=lambda numbers: examples(testing[numbers]), **facts)  # fmt: skip
+                    pick=lambda numbers: examples(testing[numbers]), **described)  # fmt: skip
 
 
 # Packages of every CPython with a hundred docstrings and more; asyncio would add a third to the time of reading.

@@ -45,7 +45,7 @@ class OwnTask(Task):
                 with contextlib.suppress(OSError):  # what was typed at a prompt has no source
                     digest = texts.sha256(inspect.getsource(function).encode())
                     self.sources[f"{function.__module__}:{function.__qualname__}"] = digest
-        self._at: dict[int, tuple[int, Any, Iterator[Any]]] = {}  # seed -> last step, its batch, those behind it
+        self._at: dict[int, tuple[int, Any, Iterator[Any]]] = {}  # seed -> last step, its batch, those after it
         self._held_out: dict[int, list[Any]] = {}
         self._random: dict[int, Tensor] = {}  # seed -> state of torch's random numbers as its loader left them
 

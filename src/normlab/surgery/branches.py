@@ -1,0 +1,132 @@
+"""What stands where in one branch: norms at its entry, its exit, before its last matrix, on queries and keys; factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .flow import Flow, Node
+from .stream import Streams, Sum
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One residual sum: what kind of sub-layer it adds, and the norms around it, by name."""
+
+    kind: str  # attention, mixing (of positions by other means), feedforward
+    entry: tuple[str, ...] = ()
+    exit: tuple[str, ...] = ()
+    before_last: tuple[str, ...] = ()
+    queries_keys: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()  # elsewhere inside
+    stream: tuple[str, ...] = ()  # on the stream, behind the sum
+    stream_factor: float | str | None = None  # on what is carried: a number, or the parameter's name
+    branch_factor: float | str | None = None  # on what is added
+    entry_factor: float | str | None = None  # behind the norm at the entry
+    parallel: bool = False  # does it start where the one before it started?
+    bridge: bool = False  # is an earlier value of the stream added once more?
+    learned_number: bool = False  # is the factor on what is added one learned number?
+
+    def to_dict(self) -> dict[str, Any]:
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in ((), None, False)}
+
+
+def norm_name(flow: Flow, node: Node) -> str:
+    """A module's name, or, of a norm that is no module, where it was called."""
+    if node.site is not None:
+        return node.site
+    where = flow.calls[node.call].name if node.call >= 0 else ""
+    alike = [n.at for n in flow.nodes if n.role == "norm" and n.site is None and n.call == node.call]
+    which = f" {alike.index(node.at) + 1}" if len(alike) > 1 else ""
+    return f"{where or 'model'} ({node.kind}, a function{which})"
+
+
+def factor_of(nodes: list[Node]) -> float | str | None:
+    """The product of the numbers, or a parameter's name."""
+    product = 1.0
+    for node in nodes:
+        if node.learned is not None:
+            return node.learned
+        product *= node.factor or 1.0
+    return None if product == 1 else product
+
+
+def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
+    """``stream_norms``: those behind the sum."""
+    flow = streams.flow
+    region = sorted(s.region)
+    weighty = "matrix" if streams.has(s, "matrix") else "mixer"
+    held = set(region)
+    comes: dict[int, bool] = {}  # from the stream
+    above: dict[int, bool] = {}  # is there a matrix between the stream and it?
+    below: dict[int, bool] = dict.fromkeys(region, False)  # ... between it and the sum?
+    for i in region:
+        inputs = flow.nodes[i].inputs
+        comes[i] = any(p in s.taps or comes.get(p, False) for p in inputs)
+        above[i] = any(p in held and (flow.nodes[p].role == weighty or above[p]) for p in inputs)
+    for i in reversed(region):
+        for p in flow.nodes[i].inputs:
+            if p in held:
+                below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
+    attends = any(flow.attends(i) for i in region)
+    places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
+    for i in region:
+        node = flow.nodes[i]
+        if node.role != "norm" or not comes[i] or not (above[i] or below[i]):
+            continue
+        if not above[i]:
+            place = "entry"
+        elif not below[i]:
+            place = "exit"
+        else:
+            place = _inside(streams, i, held, below)
+            place = "inner" if place == "queries_keys" and not attends else place
+        places[place].append(norm_name(flow, node))
+    mixes = streams.has(s, "mixer") or any("conv" in flow.nodes[i].op for i in region)
+    # What stands before the branch starts acts on both: an embedding's factor, for instance.
+    own = s.path[: next((k for k, i in enumerate(s.path) if i in s.taps), len(s.path))]
+    scales = [flow.nodes[i] for i in own if flow.nodes[i].role == "scale"]
+    last = [flow.nodes[i] for i in streams.back(s.branch)[0] if flow.nodes[i].role == "scale"]
+    return Branch(
+        kind="attention" if attends else "mixing" if mixes else "feedforward",
+        stream=tuple(norm_name(flow, n) for n in stream_norms),
+        stream_factor=factor_of(scales),
+        branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),
+        entry_factor=_entry_factor(streams, s, held, above),
+        parallel=parallel, bridge=streams.bridged(s.node),
+        **{place: tuple(dict.fromkeys(names)) for place, names in places.items()},
+    )  # fmt: skip
+
+
+def _inside(streams: Streams, norm: int, held: set[int], below: dict[int, bool]) -> str:
+    """What the norm's output meets first: attention, the last matrix, or another."""
+    flow = streams.flow
+    waiting, seen = [norm], {norm}
+    last = False
+    while waiting:
+        for user in streams.users[waiting.pop()]:
+            if user not in held or user in seen:
+                continue
+            seen.add(user)
+            node = flow.nodes[user]
+            if node.role == "mixer":
+                return "queries_keys"
+            if node.role == "matrix":
+                last = last or not below[user]
+            else:
+                waiting.append(user)
+    return "before_last" if last else "inner"
+
+
+def _entry_factor(streams: Streams, s: Sum, held: set[int], above: dict[int, bool]) -> float | str | None:
+    """A factor between the norm at the entry and the first matrix."""
+    flow = streams.flow
+    for i in sorted(held):
+        node = flow.nodes[i]
+        if (
+            node.role == "scale"
+            and not above[i]
+            and any(flow.nodes[p].role == "norm" for p in streams.back(i)[0] if p in held)
+        ):
+            return factor_of([node])
+    return None

@@ -1,0 +1,296 @@
+"""Two ways to see what flows through a model; both fill the same :class:`.flow.Flow`.
+
+``GraphCapture`` reads the graph that autograd has made in a training step anyway: nothing runs but the model's own forward.
+``OperatorCapture`` listens to operators while a forward runs without gradients. In both, hooks on modules tell which call
+an operator belongs to (autograd's nodes are numbered as they are made), and a norm's call becomes one node.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._torch import TorchDispatchMode, node_number, nodes_made
+from ..placements import Residual
+from .flow import CONSTANT, Flow, Given, op_name
+from .sites import NormSite
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Tensors in nested tuples, lists, dictionaries and records, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
+        value = list(vars(value).values())
+    return [t for v in value for t in tensors_in(v)] if isinstance(value, (tuple, list)) else []
+
+
+class _Capture:
+    """Hooks around every module; what a value is, is the subclass's to say."""
+
+    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
+        self.model, self.flow = model, Flow()
+        self.norms = {id(s.module): s for s in norms}
+        self.names = {id(m): n for n, m in model.named_modules()}
+        self.parameters = {id(p): n for n, p in model.named_parameters()}
+        self.flow.numbers = {n for n, p in model.named_parameters() if p.numel() == 1}
+        lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+        self.listed = {id(c) for m in model.modules() if isinstance(m, lists) for c in m.children()}
+        self._handles: list[Any] = []
+        self._calls: list[int] = []
+
+    @property
+    def call(self) -> int:
+        return self._calls[-1] if self._calls else -1
+
+    def attach(self) -> None:
+        """Hooks on every module, until :meth:`detach`. Those on norms are passive: a sum and its norm that run in one kernel go
+        on doing so, and dropout draws the same pattern."""
+
+        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            given, made = tensors_in((args, kwargs)), tensors_in(output)
+            if given and made:
+                self._see_norm(self.norms[id(module)], given[0], made[0])
+
+        see.passive = True  # type: ignore[attr-defined]
+        keep = self._handles.append
+        for module in self.model.modules():
+            if id(module) in self.norms:
+                keep(module.register_forward_hook(see, with_kwargs=True))
+            else:
+                keep(module.register_forward_pre_hook(self._enter, prepend=True))
+                keep(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self.names[id(module)]
+        self._calls.append(self.flow.enter(name, type(module).__name__, self.call, id(module) in self.listed))
+        self._entered()
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._calls.pop()
+        if isinstance(module, Residual) and output is not None:
+            # A sum of ours, whose norm may run in the same kernel. One left open is carried out in the next block: it belongs to
+            # the module that holds it.
+            call = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
+            made = output if isinstance(output, tuple) else (output,)
+            self._see_sum(args[0], args[1], module.alpha, made[0], call)
+            if len(made) > 1 and id(args[2]) in self.norms:
+                self._see_norm(self.norms[id(args[2])], made[0], made[1])
+        self._left()
+
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+        raise NotImplementedError
+
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
+        raise NotImplementedError
+
+    def _entered(self) -> None: ...
+
+    def _left(self) -> None: ...
+
+
+class OperatorCapture(_Capture, TorchDispatchMode):
+    """``with capture: model(...)``, without gradients. Tensors are kept until it is forgotten."""
+
+    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
+        TorchDispatchMode.__init__(self)
+        _Capture.__init__(self, model, norms)
+        self._values: dict[int, Given] = {}
+        self._kept: list[Tensor] = []
+        self._aliases: dict[int, list[Tensor]] = {}
+
+    def __enter__(self) -> Any:
+        self.attach()
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *error: Any) -> None:
+        TorchDispatchMode.__exit__(self, *error)
+        self.detach()
+
+    def begin(self, *given: Any) -> None:
+        """What the model is given is where activations start."""
+        for t in tensors_in(given):
+            if t.is_floating_point():
+                self.set(t, self.flow.start(-1))
+
+    def finish(self, output: Any) -> Flow:
+        self.flow.finish([self.value(t) for t in tensors_in(output)])
+        self._values, self._kept, self._aliases = {}, [], {}
+        return self.flow
+
+    def value(self, t: Tensor) -> Given:
+        name = self.parameters.get(id(t))
+        if name is not None:
+            return Given(parameter=name, dims=t.dim())
+        return self._values.get(id(t), CONSTANT)
+
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+        self.set(y, self.flow.norm(site.name, site.kind, self.value(x), self.call))
+
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
+        self.set(y, self.flow.sum(self.value(x), self.value(branch), alpha, call))
+
+    def set(self, t: Tensor, value: Given) -> None:
+        if id(t) not in self._values:
+            self._kept.append(t)
+            if value != CONSTANT or t.is_floating_point():
+                self._aliases.setdefault(_memory(t), []).append(t)
+        self._values[id(t)] = value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = str(func)
+        op = op_name(name)
+        given = []
+        for a in args:
+            for t in tensors_in(a) if not isinstance(a, (int, float)) else ():
+                value = self.value(t)
+                if value == CONSTANT and t.numel() == 1 and t.dim() == 0 and not t.is_meta and op in ("mul", "div"):
+                    value = Given(number=float(t))
+                given.append(value)
+            if isinstance(a, (int, float)) and op in ("mul", "div"):
+                given.append(Given(number=float(a)))
+        if op == "copy":
+            given = given[1:]  # what was there before is gone
+        changes = name.split(".")[1].endswith("_") and not name.startswith("aten.__")
+        made = self.flow.add(op, given, self.call, float(kwargs.get("alpha", 1)))
+        for t in tensors_in(out):
+            if t.is_floating_point() or t.is_complex():
+                if changes:
+                    self._changed(t, made)
+                self.set(t, made)
+        return out
+
+    def _changed(self, t: Tensor, made: Given) -> None:
+        """Other views of the same memory have changed with it."""
+        for other in self._aliases.get(_memory(t), ()):
+            if other is not t:
+                old = self._values.get(id(other), CONSTANT)
+                self._values[id(other)] = made if old.node is None else self.flow.add("write", [old, made], self.call)
+
+
+def _memory(t: Tensor) -> int:
+    try:
+        return t.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse tensors and the like have none
+        return id(t)
+
+
+class GraphCapture(_Capture):
+    """Of one forward with gradients: ``with capture: output = model(...)``, or ``attach()`` before and ``detach()`` behind it; then
+    ``finish(output)``, before the backward pass.
+
+    The graph is walked once at the end; until then nothing but numbers is noted at each call."""
+
+    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
+        super().__init__(model, norms)
+        self._spans: list[tuple[int, int]] = []  # (number of the next node, call in force from there on)
+        self._pending: dict[tuple[Any, int], tuple[Any, ...]] = {}
+        self._flows: dict[tuple[Any, int], Given] = {}
+
+    def __enter__(self) -> GraphCapture:
+        self.attach()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.detach()
+
+    def _entered(self) -> None:
+        self._spans.append((nodes_made(), self.call))
+
+    _left = _entered
+
+    # Norms and sums are noted by the edge they made, and become nodes when the graph is walked.
+
+    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+        if y.grad_fn is not None:
+            self._pending[_edge(y)] = ("norm", site, _edge(x), self.call)
+
+    def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
+        if y.grad_fn is not None:
+            self._pending[_edge(y)] = ("sum", _edge(x), _edge(branch), alpha, call)
+
+    def finish(self, output: Any) -> Flow:
+        self.detach()
+        roots = [_edge(t) for t in tensors_in(output) if t.grad_fn is not None]
+        for edge in self._in_order(roots):
+            self._flows[edge] = self._make(edge)
+        self.flow.finish([self._given(edge) for edge in roots])
+        self._flows, self._pending = {}, {}
+        return self.flow
+
+    def _parents(self, edge: tuple[Any, int]) -> list[tuple[Any, int]]:
+        note = self._pending.get(edge)
+        if note is not None:
+            return [e for e in ((note[2],) if note[0] == "norm" else note[1:3]) if e[0] is not None]
+        return [(fn, nr) for fn, nr in edge[0].next_functions if fn is not None]
+
+    def _in_order(self, roots: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+        """Every edge after those it depends on."""
+        seen, order = set(), []
+        waiting = [(edge, False) for edge in roots]
+        while waiting:
+            edge, done = waiting.pop()
+            if done:
+                order.append(edge)
+            elif edge not in seen:
+                seen.add(edge)
+                waiting.append((edge, True))
+                waiting += [(parent, False) for parent in self._parents(edge) if parent not in seen]
+        # As made, so that both captures number alike; what was noted at a call comes after what it is made of.
+        rank = {edge: i for i, edge in enumerate(order)}
+        return sorted(order, key=lambda e: (self._number(e), rank[e]))
+
+    def _number(self, edge: tuple[Any, int]) -> int:
+        return -1 if hasattr(edge[0], "variable") else node_number(edge[0])
+
+    def _call_of(self, number: int) -> int:
+        low, high = 0, len(self._spans)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._spans[middle][0] <= number else (low, middle)
+        return self._spans[low - 1][1] if low else -1
+
+    def _given(self, edge: tuple[Any, int]) -> Given:
+        return CONSTANT if edge[0] is None else self._flows.get(edge, CONSTANT)
+
+    def _make(self, edge: tuple[Any, int]) -> Given:
+        fn = edge[0]
+        note = self._pending.get(edge)
+        if note is not None and note[0] == "norm":
+            return self.flow.norm(note[1].name, note[1].kind, self._given(note[2]), note[3])
+        if note is not None:
+            return self.flow.sum(self._given(note[1]), self._given(note[2]), note[3], note[4])
+        if hasattr(fn, "variable"):
+            name = self.parameters.get(id(fn.variable))
+            return self.flow.start(-1) if name is None else Given(parameter=name, dims=fn.variable.dim())
+        op = op_name(type(fn).__name__)
+        given = [self._given((parent, nr)) for parent, nr in fn.next_functions]
+        if op in ("mul", "div"):
+            given = [_constant(fn, g, i) for i, g in enumerate(given)]
+        return self.flow.add(op, given, self._call_of(node_number(fn)), float(getattr(fn, "_saved_alpha", 1) or 1))
+
+
+def _edge(t: Tensor) -> tuple[Any, int]:
+    if t.grad_fn is None:
+        return (None, 0) if not t.requires_grad else (t.expand_as(t).grad_fn.next_functions[0][0], 0)  # type: ignore[union-attr]
+    return t.grad_fn, t.output_nr
+
+
+def _constant(fn: Any, given: Given, place: int) -> Given:
+    """The constant factor of a product, if it is one number."""
+    if given != CONSTANT:
+        return given
+    saved = getattr(fn, "_saved_other" if place == 1 else "_saved_self", None)
+    if isinstance(saved, Tensor) and saved.numel() == 1 and saved.dim() == 0 and not saved.is_meta:
+        return Given(number=float(saved))
+    return Given(number=float(saved)) if isinstance(saved, (int, float)) else given

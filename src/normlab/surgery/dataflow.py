@@ -1,0 +1,163 @@
+"""Blocks and placement from what flowed: a captured :class:`.flow.Flow` and the norms of the model make a Structure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .blocks import Group, group
+from .branches import Branch, branch_of, norm_name
+from .find import Survey
+from .flow import Flow, Node
+from .placing import block_placement, stack_placement
+from .stream import Streams, Sum
+from .structure import AttentionSite, Block, Stack, Structure
+
+
+def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
+    """What the flow says of the model whose norms ``survey`` lists; ``capture``: which way it was taken, operators or graph."""
+    # What runs inside of a norm, or of something unknown that is called a norm, is not one more norm.
+    held = {s.name for s in survey.norms} | {s.name for s in survey.unknown}
+    flow.nodes = [
+        n._replace(role="carry") if n.role == "norm" and n.site is None and flow.within(n.call, held) else n
+        for n in flow.nodes
+    ]
+    streams = Streams(flow)
+    stacks = _without_heads([s for chain in streams.chains if (s := _stack(streams, chain)) is not None])
+    called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
+    functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
+    return Structure(
+        capture=capture, norms=tuple(survey.norms), unknown=tuple(survey.unknown), functions=tuple(functions),
+        silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),
+        attention=tuple(_attention(flow)), reason=None if stacks else _why_none(flow, streams),
+    )  # fmt: skip
+
+
+def _without_heads(stacks: list[Stack]) -> list[Stack]:
+    """Next to stacks of several branches, one lone feed-forward branch is a head's, a pooler's, a projector's."""
+    many = [s for s in stacks if sum(len(b.branches) for b in s.blocks) > 1]
+    alone = [s for s in stacks if all(branch.kind == "feedforward" for b in s.blocks for branch in b.branches)]
+    return [s for s in stacks if s in many or s not in alone] if many else stacks
+
+
+def _why_none(flow: Flow, streams: Streams) -> str:
+    if not flow.nodes:
+        return "nothing was captured: no operator on activations ran"
+    if any("checkpoint" in n.op for n in flow.nodes):
+        return "reentrant checkpointing hides what runs inside it"
+    sums = sum(n.role == "sum" for n in flow.nodes)
+    if not sums:
+        return "no sum of two activations: the model has no residual stream"
+    return f"none of {sums} sums adds to a value what weights made of that value: no residual stream"
+
+
+def _attention(flow: Flow) -> list[AttentionSite]:
+    found = {}
+    for node in flow.nodes:
+        if flow.attends(node.at):
+            name = flow.calls[node.call].name if node.call >= 0 else ""
+            found[name] = AttentionSite(name, "function" if "scaleddotproduct" in node.op else "by hand")
+    return list(found.values())
+
+
+def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
+    flow = streams.flow
+    kinds = [branch_of(streams, s, [], False).kind for s in chain]
+    groups, _ = group(flow, [flow.nodes[s.node].call for s in chain], kinds)
+    groups = [g for g in groups if _is_block(streams, [chain[i] for i in g.members])]
+    if not groups:
+        return None
+    places = {i: g for g in groups for i in g.members}
+    first, last = min(places), max(places)
+    blocks: list[Block] = []
+    for g in groups:
+        branches = tuple(_branch(streams, chain, i, g) for i in g.members)
+        blocks.append(_block(flow, g, branches, len(blocks)))
+    entered = [n for s in chain[: first + 1] for n in streams.norms_on(s.path)]
+    owned = {name for b in blocks for branch in b.branches for name in branch.stream}
+    twins = streams.twins(chain)
+    left = [norm_name(flow, n) for n in streams.ahead(max([chain[-1].node, *twins]))]
+    final = tuple(dict.fromkeys(n for n in left if n not in owned)) if chain[last] is chain[-1] else ()
+    # Without a gradient on the input autograd does not show the first sum: its norm is no embedding's.
+    hidden = len(blocks) > 1 and len(blocks[0].branches) < len(blocks[1].branches)
+    outside = [n for n in entered if not (hidden and any(_belongs(streams, n, g, []) for g in groups))]
+    enters = tuple(dict.fromkeys(norm_name(flow, n) for n in outside))
+    labels = [b.placement for b in blocks]
+    return Stack(
+        name=_common_name([flow.calls[g.within].name for g in groups if g.within >= 0], blocks),
+        placement=stack_placement(
+            [b.branches for b in blocks], labels, embedding_norm=bool(enters), final_norm=bool(final), twins=bool(twins)
+        ),
+        parallel=any(branch.parallel for b in blocks for branch in b.branches),
+        blocks=tuple(blocks), embedding_norms=enters, final_norms=final,
+    )  # fmt: skip
+
+
+def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
+    return any(streams.has(s, "matrix", "mixer") for s in sums)
+
+
+def _branch(streams: Streams, chain: list[Sum], place: int, g: Group) -> Branch:
+    """With the norms on the stream behind its sum, as far as they belong to the block."""
+    s = chain[place]
+    if place + 1 < len(chain):
+        behind = streams.norms_on(chain[place + 1].path)
+    else:
+        # Behind the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
+        # block has no module, whether the sum before it in the stream is followed by a norm.
+        behind = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
+    parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
+    return branch_of(streams, s, behind, parallel or _two_in_one(streams, s))
+
+
+def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:
+    flow = streams.flow
+    if g.call is not None:
+        block = flow.calls[g.call].name
+        if norm.site is not None:
+            return not block or norm.site.startswith(block + ".")
+        return g.call in flow.stack_of(norm.call)
+    return len(chain) > 1 and bool(streams.norms_on(chain[-1].path))
+
+
+def _starts_before(previous: Sum, s: Sum) -> bool:
+    """Does the branch start from what the previous sum started from, and not from that sum?"""
+    return max(s.taps) < previous.node
+
+
+def _two_in_one(streams: Streams, s: Sum) -> bool:
+    """(attention + feed-forward) + x: a sum of two branches, one of which attends."""
+    flow = streams.flow
+    end = flow.nodes[streams.back(s.branch)[0][-1]]
+    if end.role != "sum" or end.at in streams.sums or end.at not in s.region:
+        return False
+    attends = []
+    for side in end.inputs:
+        region, waiting = set(), [side]
+        while waiting:
+            i = waiting.pop()
+            if i in s.region and i not in region:
+                region.add(i)
+                waiting += flow.nodes[i].inputs
+        attends.append(any(flow.attends(i) for i in region))
+    return attends.count(True) == 1
+
+
+def _block(flow: Flow, g: Group, branches: tuple[Branch, ...], depth: int) -> Block:
+    placement = block_placement(branches)
+    if g.call is None:
+        holder = flow.calls[g.within].name if g.within >= 0 else ""
+        return Block(f"{holder or 'model'}[{depth}]", None, 0, placement, branches)
+    call = flow.calls[g.call]
+    return Block(call.name or "model", call.name, call.use, placement, branches)
+
+
+def _common_name(names: list[str], blocks: list[Block]) -> str:
+    """The module around the blocks."""
+    names = [b.module if b.module is not None else n for b, n in zip(blocks, names, strict=False)]
+    parts = [n.split(".") for n in names]
+    shared = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) != 1:
+            break
+        shared.append(level[0])
+    return ".".join(shared)

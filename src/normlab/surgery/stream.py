@@ -1,0 +1,198 @@
+"""Residual sums, and the streams they make, in what flowed through a model.
+
+Going back from a value over operators without weights (carry, scale, norm) leads along one path to a sum or to where weights
+stand. A sum is residual if on one side such a path leads to a value x (its carry), and the other side (its branch) comes from x
+as well, through weights. A stream is a chain of residual sums, each carrying the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .flow import Flow, Node
+
+ALONG = ("carry", "scale", "norm")
+LEVELS = 4  # sums back that a branch may start from: parallel branches start one back
+
+
+@dataclass
+class Sum:
+    """One residual sum: its node, what it carries and what it adds."""
+
+    node: int
+    path: list[int]  # from the carry's side back, its end included: a sum, or where the stream starts
+    branch: int  # the node that is added
+    region: set[int]  # nodes between the stream and the sum, the branch's own
+    taps: set[int]  # nodes of the stream that the branch starts from
+    before: int | None = None  # the residual sum that is carried
+    bridges: list[int] = field(
+        default_factory=list
+    )  # sums on the path that add an earlier value of the stream once more
+
+    @property
+    def end(self) -> int:
+        return self.path[-1]
+
+
+class Streams:
+    """All residual sums of a flow; ``chains`` are those of each stream, in order, without streams inside of branches."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.sums: dict[int, Sum] = {}
+        self.bridges: dict[int, int] = {}  # sum -> the input that carries on
+        self.users: list[list[int]] = [[] for _ in flow.nodes]
+        for node in flow.nodes:
+            for i in node.inputs:
+                self.users[i].append(node.at)
+        for node in flow.nodes:
+            if node.role == "sum":
+                self._see(node)
+        self.chains = self._chains()
+
+    def back(self, index: int) -> tuple[list[int], list[int]]:
+        """The path over operators without weights, its end included; and the bridges on it."""
+        path, bridges = [index], []
+        while True:
+            node = self.flow.nodes[path[-1]]
+            if node.at in self.bridges:
+                bridges.append(node.at)
+                path.append(self.bridges[node.at])
+            elif node.role in ALONG and len(node.inputs) == 1:
+                path.append(node.inputs[0])
+            else:
+                return path, bridges
+
+    def _see(self, node: Node) -> None:
+        found = []
+        for carry, branch in (node.inputs, node.inputs[::-1]):
+            one = self._residual(node.at, carry, branch)
+            if one is not None:
+                found.append(one)
+        if not found:
+            return
+        best = min(found, key=lambda s: len(s.path))
+        inner = self.sums.get(self.back(best.branch)[0][-1])
+        held = [self.sums[i] for i in best.region if i in self.sums]
+        skips = any(self.flow.attends(i) for s in held for i in s.region)
+        if skips or (inner is not None and self._carries(inner, best.path[0])):
+            # Deep side and an earlier value of the stream, or one that skipped whole layers: it goes on through the deep side.
+            if inner is not None:
+                self.bridges[node.at] = best.branch
+            return
+        self.sums[node.at] = best
+
+    def _carries(self, late: Sum, early: int) -> bool:
+        """Is ``early`` a value of the stream that ``late`` ends?"""
+        at: Sum | None = late
+        for _ in range(LEVELS):
+            if at is None:
+                return False
+            if early in at.path:
+                return True
+            at = None if at.before is None else self.sums[at.before]
+        return False
+
+    def _residual(self, index: int, carry: int, branch: int) -> Sum | None:
+        path, bridges = self.back(carry)
+        before = path[-1] if path[-1] in self.sums else None
+        stream, at = set(path), before
+        passed: set[int] = set()  # branches of the sums that were gone back over
+        for _ in range(LEVELS):
+            region, taps = self._between(branch, stream, min(stream))
+            if passed and (region & passed or any(i in self.sums for i in region)):
+                return None  # from further back, but through sums or their branches: a second stream, not a parallel branch
+            through = (self.sums[i].end for i in region if i in self.sums)
+            if any(end not in region and end not in stream for end in through):
+                return (
+                    None  # another stream runs through it: what was taken for a carry is a bias that many layers share
+                )
+            if taps and any(self.flow.nodes[i].role in ("matrix", "mixer") for i in region):
+                return Sum(index, path, branch, region, taps, before, bridges)
+            if at is None:
+                return None
+            stream |= set(self.sums[at].path)
+            passed.add(self.sums[at].branch)
+            at = self.sums[at].before
+        return None
+
+    def _between(self, branch: int, stream: set[int], oldest: int) -> tuple[set[int], set[int]]:
+        region: set[int] = set()
+        taps: set[int] = set()
+        waiting = [branch]
+        while waiting:
+            i = waiting.pop()
+            if i in stream:
+                taps.add(i)
+            elif i >= oldest and i not in region:
+                region.add(i)
+                waiting += self.flow.nodes[i].inputs
+        return region, taps
+
+    def _chains(self) -> list[list[Sum]]:
+        after: dict[int, list[int]] = {}
+        for s in self.sums.values():
+            if s.before is not None:
+                after.setdefault(s.before, []).append(s.node)
+        inside: set[int] = set()
+        for s in self.sums.values():
+            inside |= {i for i in s.region if i in self.sums}
+        chains, taken = [], set()
+        for first in sorted(self.sums):
+            if first in taken or first in inside:
+                continue
+            chain, at = [], first
+            while True:
+                chain.append(self.sums[at])
+                taken.add(at)
+                following = [i for i in after.get(at, ()) if i not in inside and i not in taken]
+                if not following:
+                    break
+                # of two that carry the same value, the one that is carried on itself
+                at = max(following, key=lambda i: (i in after, -i))
+            chains.append(chain)
+        # A second stream that gets the same branches is no stream of its own.
+        added = [{s.branch for s in chain} for chain in chains]
+        return [c for c, mine in zip(chains, added, strict=True) if not any(mine < theirs for theirs in added)]
+
+    def bridged(self, index: int) -> bool:
+        """Is an earlier value of the stream added to this one, before anything else is?"""
+        waiting = [index]
+        while waiting:
+            i = waiting.pop()
+            if any(self.bridges.get(user) == i for user in self.users[i]):
+                return True
+            waiting += [user for user in self.users[i] if self.flow.nodes[user].role in ("carry", "scale")]
+        return False
+
+    def twins(self, chain: list[Sum]) -> list[int]:
+        """Sums that add the same branches to a second stream, if each branch has one."""
+        own = {s.node for s in chain}
+        found = [[u for u in self.users[s.branch] if self.flow.nodes[u].role == "sum" and u not in own] for s in chain]
+        return [u for each in found for u in each] if all(found) else []
+
+    # ---- around a branch
+
+    def has(self, s: Sum, *roles: str) -> bool:
+        return any(self.flow.nodes[i].role in roles for i in s.region)
+
+    def norms_on(self, path: list[int]) -> list[Node]:
+        """In the order they were passed through."""
+        return [self.flow.nodes[i] for i in reversed(path) if self.flow.nodes[i].role == "norm"]
+
+    def ahead(self, index: int) -> list[Node]:
+        """The norms that a value reaches over operators without weights, the nearest first."""
+        found: list[Node] = []
+        waiting, seen = [index], {index}
+        while waiting:
+            i = waiting.pop(0)
+            for user in self.users[i]:
+                node = self.flow.nodes[user]
+                pooled = node.op == "mean" and len(node.inputs) == 1  # of tokens, before the head
+                if user in seen or (node.role not in ALONG and not pooled and self.bridges.get(user) != i):
+                    continue
+                seen.add(user)
+                if node.role == "norm":
+                    found.append(node)
+                waiting.append(user)
+        return found
