@@ -12,8 +12,20 @@ from typing import Any
 
 from .. import __version__
 from . import (
-    answer, bench, compare, completion, diagnose, doctor, inspect, listing, lr_range, numerics, report, runs, train,
-)  # fmt: skip
+    answer,
+    bench,
+    compare,
+    completion,
+    diagnose,
+    doctor,
+    inspect,
+    listing,
+    lr_range,
+    numerics,
+    report,
+    runs,
+    train,
+)
 from .show import OutputFailed, Parser, note
 
 EXAMPLES = """examples:

@@ -42,9 +42,9 @@ def test_an_answer_is_printed_and_nothing_written(capsys, sweep):
 
 
 def test_json_margin_and_baseline(capsys, sweep):
-    code, out, _ = said(capsys, sweep, "--json", "--margin", "0.05", "--baseline", "rms/deepnorm")
+    code, out, _ = said(capsys, sweep, "--json", "--margin", "0.5", "--baseline", "rms/deepnorm")
     found = runs.Summary.from_dict(json.loads(out))
-    assert code == 0 and found.margin == 0.05 and found.baseline == "rms/deepnorm"
+    assert code == 0 and found.margin == 0.5 and found.baseline == "rms/deepnorm"
     assert any(c.difference and c.difference.equal for c in found.cells)
     assert any(s.startswith("Equal to ") for s in found.verdict.en)
 
