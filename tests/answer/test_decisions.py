@@ -215,7 +215,7 @@ def test_a_contradiction_would_be_seen(tmp_path, capsys, monkeypatch):
     trials = trials_of(sweep, lambda n, p, lr: 2.3 + (n == "b"), noise=0.01)
     found, shown, page = everything(sweep, trials, None, tmp_path, capsys)
     assert contradictions(found, shown, page) == []
-    other, worse, bad = everything(sweep, trials_of(sweep, noise=0.01), None, tmp_path, capsys)
+    _, worse, bad = everything(sweep, trials_of(sweep, noise=0.01), None, tmp_path, capsys)
     assert "undecided" in worse and contradictions(found, worse.replace("[-", "[+"), page)
     assert contradictions(found, shown, re.sub(r"\[-(0\.\d+, \+)", r"[+\1", bad))
     data = found.to_dict()

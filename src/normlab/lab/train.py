@@ -358,7 +358,7 @@ class _Training:
                 middle = next(value for step, value in self.curve if 2 * step >= self.step)
                 falling = loss < (1 - STILL_FALLING) * middle
                 how = f"only {1 - loss / blind:.1%} below" if loss < blind else "not below"
-                cause = f"held-out loss {loss:.4g}, {how} the {blind:.4g} of {whom}; trained means {MARGIN:.0%}"
+                cause = f"held-out loss {loss:.4g}, {how} the {blind:.4g} of {whom} ({MARGIN:.0%} counts as trained)"
                 if falling:
                     cause += f", but still falling ({middle:.4g} half-way): more steps or a higher rate"
                 return replace(result, outcome="untrained" if falling else "collapsed", cause=cause)
