@@ -45,7 +45,8 @@ class Hooks:
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
         self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a counted forward's arguments, while it runs
-        self.keeps_call, self.first_call = False, self.given  # for a check of causality
+        self.keeps_call = False
+        self.first_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # for a check of causality
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
