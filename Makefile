@@ -4,7 +4,8 @@
 # nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
-# check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
+# native  the C++ tests of the kernels, compiled as they are shipped
+# check   test, plus linter, type checker, import layers, native, and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
 # corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite the table in docs/*/diagnosis.md (half an hour)
@@ -15,7 +16,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly corpus clean
+.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly corpus clean
 
 setup: .venv/stamp
 
@@ -50,7 +51,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test sanitize
+check: lint test native sanitize
 
 bench: setup
 	$(BIN)/normlab bench --json bench-$(shell date +%Y%m%d-%H%M).json
@@ -60,6 +61,12 @@ numerics: setup
 
 zoo: setup
 	$(BIN)/python tests/surgery/zoo.py --write
+
+# Not implied by sanitize, which optimizes less: what the compiler fuses, and so the last bit, is seen here alone.
+native:
+	cmake -S . -B build/native -DNORMLAB_CPP_TESTS=ON -DCMAKE_BUILD_TYPE=Release
+	cmake --build build/native --parallel 2
+	./build/native/kernel_test
 
 sanitize:
 	cmake -S . -B build/sanitize -DNORMLAB_CPP_TESTS=ON -DNORMLAB_SANITIZE=ON -DCMAKE_BUILD_TYPE=None
@@ -82,7 +89,7 @@ asan: setup
 	$(BIN)/python -c 'import sysconfig; print("$(CURDIR)/$(ASAN)/site"); print(sysconfig.get_path("purelib"))' \
 		> "$$($(ASAN)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/paths.pth"
 	$(ASAN_RUN) -m pytest -p no:cacheprovider -p no:xdist -m "not nightly" tests/kernels/test_eager.py tests/kernels/test_handover.py \
-		tests/kernels/test_boundary.py \
+		tests/kernels/test_boundary.py tests/kernels/test_padding_bits.py \
 		tests/kernels/test_kernels.py tests/kernels/test_graph.py tests/kernels/test_fuzz.py tests/norms --deselect tests/norms/test_distributed.py
 
 mutation: setup

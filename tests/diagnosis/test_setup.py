@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_findings import only
 
 from normlab import runs
-from normlab.diagnosis import Finding, diagnose
+from normlab.diagnosis import diagnose
 
 BLOCKS = ["h.0", "h.1", "h.2", "h.3"]
 
@@ -19,12 +20,6 @@ def write(folder: Path, readings: Any, *, steps: int = 60, **info: Any) -> Path:
         writer.write(step, {"lr": {"model": 1e-3}, **readings(step)})
     writer.close()
     return folder
-
-
-def only(folder: Path, rule: str) -> Finding:
-    found = diagnose(folder).findings
-    assert [f.rule for f in found] == [rule]
-    return found[0]
 
 
 def flat(step: int) -> dict[str, dict[str, float]]:
