@@ -192,7 +192,7 @@ def everything(sweep, trials, margin, folder, capsys):
     return found, shown, html.render(report.view(folder))
 
 
-@pytest.mark.parametrize("seeds", [range(12)])
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(1000, 1400), marks=pytest.mark.nightly)])
 def test_nothing_an_answer_says_contradicts_the_rest(seeds, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")  # a row on one line
     seen = set()
@@ -201,11 +201,6 @@ def test_nothing_an_answer_says_contradicts_the_rest(seeds, tmp_path, capsys, mo
         assert contradictions(found, shown, page) == [], seed
         seen |= {d.decided for c in found.cells for d in (c.difference, c.behind_best) if d}
     assert seen == {True, False}
-
-
-@pytest.mark.nightly
-def test_nothing_any_answer_says_contradicts_the_rest(tmp_path, capsys, monkeypatch):
-    test_nothing_an_answer_says_contradicts_the_rest(range(1000, 1400), tmp_path, capsys, monkeypatch)
 
 
 def test_a_contradiction_would_be_seen(tmp_path, capsys, monkeypatch):

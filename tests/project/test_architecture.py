@@ -348,7 +348,8 @@ def test_commands_exist(page: Path):
 def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
-        "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "train", "report", "completion",
+        "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "answer", "train", "report",
+        "completion",
     }  # fmt: skip
 
 

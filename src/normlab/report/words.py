@@ -39,7 +39,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "cross_fitted_read": (
         "Other seeds' rate: the mean over seeds, each at the rate that is best on the others; free of what choosing the rate on the same "
         "runs flatters.",
-        "由其他种子选学习率：每个种子取其余种子最好的学习率，再求平均；不含在同一批运行上选学习率带来的偏差。",
+        "由其他种子选学习率：每个种子取其余种子最好的学习率，再求平均；不占在同一批运行上选学习率的便宜。",
     ),
     "difference_read": (
         "Differences: cell minus {baseline}, and cell minus the best, paired by seed; their intervals and p hold for all pairs of cells "
