@@ -7,6 +7,7 @@
 # check   test, plus linter, type checker, import layers and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
+# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite the table in docs/*/diagnosis.md (half an hour)
 # zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly clean
+.PHONY: setup demo test check lint bench numerics zoo sanitize fuzz asan mutation extras matrix nightly corpus clean
 
 setup: .venv/stamp
 
@@ -92,6 +93,13 @@ extras: setup
 
 matrix: setup
 	$(BIN)/python tests/matrix.py --write
+
+CORPUS := build/corpus
+corpus: setup
+	rm -rf $(CORPUS)/evaluation
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 0/2 & \
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 1/2; wait
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --write docs
 
 clean:
 	rm -rf build .venv

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import random
+import string
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,9 @@ from torch import nn
 
 import normlab
 from normlab import diagnosis, runs
-from normlab.diagnosis import ADVICE, FEW, RULES, SEVERITIES, Finding, diagnose
+from normlab.diagnosis import ADVICE, FEW, RULES, SEVERITIES, SOURCES, Finding, diagnose
+from normlab.diagnosis.advice import PLACEMENTS as PLACEMENT_ADVICE
+from normlab.diagnosis.words import LANGUAGES
 
 BLOCKS = [f"layers.{i}" for i in range(4)]
 NORMS = {**{f"layers.{i}.norm": "layer" for i in range(4)}, "final": "layer"}
@@ -71,6 +74,9 @@ def write(
         writer.event(**event)
     writer.close()
     return runs.Run(folder)
+
+
+write_all = write
 
 
 def named(run: Any, **options: Any) -> dict[str, Finding]:
@@ -141,7 +147,7 @@ def test_stream_gradients_by_depth(tmp_path):
     assert "50" in found.why and "0.1" in found.why
     vanishing = write(tmp_path / "b", every_step("stream_grad", layers_0=1e-6, layers_3=0.1))
     found = only(vanishing, "vanishing-gradient")
-    assert found.site == "layers.0" and any("deepnorm" in t for t in found.try_) and "2002.04745" in found.claim
+    assert found.site == "layers.0" and any("deepnorm" in t for t in found.try_) and "2002.04745" in found.source
 
 
 def test_parameter_gradients_serve_where_the_streams_were_not_recorded(tmp_path):
@@ -244,8 +250,18 @@ def test_stream_growth_over_steps_and_by_depth(tmp_path):
 
 def test_a_missing_final_norm(tmp_path):
     inside = {n: k for n, k in NORMS.items() if n != "final"}
+
+    def write(folder: Path, change: Any = lambda step, values: None, **options: Any) -> runs.Run:
+        def without(step: int, values: Values) -> None:
+            for sites in values.values():
+                sites.pop("final", None)
+            change(step, values)
+
+        return write_all(folder, without, **options)
+
     found = only(write(tmp_path / "a", norms=inside), "missing-final-norm")
     assert found.site == "layers.3" and "final_norm=True" in found.try_[0] and "layers.3.norm" in found.why
+    assert "norm=nn.LayerNorm(width)" in found.try_[0]
 
     def post(step: int, values: Values) -> None:
         values["stream_rms"] = dict.fromkeys(BLOCKS, 1.02)
@@ -267,17 +283,32 @@ def test_the_encoders_final_norm_is_not_the_decoders(tmp_path):
         order += [n for n in final if n == "end_d"]
         writer = runs.Writer(tmp_path / name, {"sites": {"norms": dict.fromkeys(order, "rms"), "blocks": blocks}})
         for step in range(1, 31):
-            writer.write(step, {"stream_rms": dict(zip(blocks, (1.5, 3.0, 1.5, 3.0), strict=True))})
+            readings = {
+                "length": dict.fromkeys(order, 1.0),
+                "stream_rms": dict(zip(blocks, (1.5, 3.0, 1.5, 3.0), strict=True)),
+            }
+            writer.write(step, readings)
         writer.close()
         assert [f.site for f in diagnose(tmp_path / name).findings] == expected
 
 
 def test_dead_upper_blocks(tmp_path):
-    found = only(
-        write(tmp_path / "a", every_step("angle", layers_0=0.3, layers_1=0.02, layers_2=0.01, layers_3=0.01)),
-        "dead-upper-blocks",
-    )
+    still = every_step("angle", layers_0=0.3, layers_1=0.02, layers_2=0.005, layers_3=0.005)
+    found = only(write(tmp_path / "a", still), "dead-upper-blocks")
     assert found.site == "layers.2" and "of 4 blocks" in found.verdict
+
+    def died(step: int, values: Values) -> None:
+        upper = 0.1 if step < 20 else 0.03
+        values["angle"] = dict(zip(BLOCKS, (0.3, 0.03, upper, upper), strict=True))
+
+    assert only(write(tmp_path / "c", died), "dead-upper-blocks").site == "layers.2"
+
+    def gpt2(step: int, values: Values) -> None:
+        """A small embedding: the first block turns it by much, the others grow with training."""
+        upper = 0.02 + 0.0002 * step
+        values["angle"] = dict(zip(BLOCKS, (0.4, 0.05, upper, upper), strict=True))
+
+    assert not diagnose(write(tmp_path / "d", gpt2))
     half = every_step("angle", layers_0=0.3, layers_1=0.3, layers_2=0.04, layers_3=0.04)
     assert not diagnose(write(tmp_path / "b", half))
 
@@ -346,8 +377,35 @@ def test_gains_that_jump_grow_or_die(tmp_path):
 
     found = only(write(tmp_path / "b", grow), "gain-explosion")
     assert found.severity == "warning" and found.site == "final"
-    found = only(write(tmp_path / "c", every_step("gain_rms", layers_0_norm=1e-3)), "dead-gain")
-    assert found.site == "layers.0.norm" and "0.001" in found.why
+
+    def die(step: int, values: Values) -> None:
+        values["gain_rms"]["layers.0.norm"] = 1e-3 + math.exp(-step / 8)
+
+    decays = {"class": "AdamW", "lr": 1e-3, "weight_decay": 0.1, "decays_vectors": True}
+    found = only(write(tmp_path / "c", die, optimizer=decays), "dead-gain")
+    assert (
+        found.site == "layers.0.norm"
+        and "0.001" in found.why
+        and "AdamW([" in found.try_[0]
+        and "0.1 now" in found.try_[0]
+    )
+    spared = write(tmp_path / "d", die, optimizer={**decays, "decays_vectors": False})
+    assert not any("no weight decay" in text for text in only(spared, "dead-gain").try_)
+
+
+def test_a_gain_that_began_at_zero_is_not_blamed_on_weight_decay(tmp_path):
+    def begins(step: int, values: Values) -> None:
+        values["gain_rms"]["layers.0.norm"] = 1e-5 * step
+        values["gain_grad"] = {"layers.0.norm": 0.01}
+
+    assert not diagnose(write(tmp_path / "a", begins))
+
+    def stays(step: int, values: Values) -> None:
+        values["gain_rms"]["layers.0.norm"] = 0.0
+        values["gain_grad"] = {"layers.0.norm": 0.0}
+
+    found = only(write(tmp_path / "b", stays), "dead-gain")
+    assert "gets no gradient" in found.verdict and not any("decay" in text for text in found.try_)
 
 
 def test_attention_logits_and_entropy(tmp_path):
@@ -355,7 +413,7 @@ def test_attention_logits_and_entropy(tmp_path):
         values["max_logit"]["layers.1.attention"] = 3.0 + 0.5 * step
 
     found = only(write(tmp_path / "a", grow), "attention-logit-growth")
-    assert found.site == "layers.1.attention" and 'qk_norm="head"' in found.try_
+    assert found.site == "layers.1.attention" and 'qk_norm="head"' in found.try_[0]
     assert only(write(tmp_path / "c", every_step("max_logit", layers_1_attention=60.0)), "attention-logit-growth")
     assert not diagnose(write(tmp_path / "d", every_step("max_logit", layers_1_attention=30.0)))
     sharp = write(tmp_path / "b", every_step("attention_entropy", layers_2_attention=0.01))
@@ -376,10 +434,10 @@ def test_a_value_that_is_not_finite_tells_growth_from_a_sudden_event(tmp_path):
     grown = frames(4.0, 40.0, 4e3, 4e7, "inf")
     event = {"step": 34, "event": "nonfinite", "site": "layers.1", "frames": grown}
     found = only(write(tmp_path / "a", change, steps=60, events=(event,)), "nonfinite")
-    assert found.site == "layers.1" and found.steps == (30, 34) and "from 4 to 4e+07" in found.why
+    assert found.site == "layers.1" and found.steps == (31, 34) and "4 before, was 40 at step 31" in found.why
     sudden = {**event, "frames": frames(4.0, 4.1, 4.0, 4.2, "nan")}
     found = only(write(tmp_path / "b", change, steps=60, events=(sudden,)), "nonfinite")
-    assert "Nothing had grown" in found.why and "batch" in found.try_[0]
+    assert "Nothing had grown" in found.why and "batch" in found.try_[0] and found.steps == (30, 34)
 
 
 def test_what_comes_after_a_value_that_is_not_finite_is_not_judged(tmp_path):
@@ -439,7 +497,7 @@ def test_what_leaks_finds_in_a_model_is_named(tmp_path):
 
 def test_findings_are_ordered_readable_and_json(tmp_path):
     def change(step: int, values: Values) -> None:
-        values["gain_rms"]["final"] = 0.0
+        values["max_logit"]["layers.1.attention"] = 99.0
         values["stream_grad"]["layers.0"] = 1e-9
         values["inference_gap"]["final"] = 0.9
         values["batch_mean_distance"]["layers.1.norm"] = 0.9
@@ -450,7 +508,7 @@ def test_findings_are_ordered_readable_and_json(tmp_path):
     text = str(diagnosis_)
     assert "1 critical, 2 warnings, 1 note" in text
     for finding in diagnosis_.findings:
-        for part in (finding.rule, finding.verdict, finding.why, *finding.try_, finding.claim, "steps 61 to 90"):
+        for part in (finding.rule, finding.verdict, finding.why, *finding.try_, finding.source, "steps 61 to 90"):
             assert part in text
     again = json.loads(json.dumps(diagnosis_.to_dict()))
     assert [f["rule"] for f in again["findings"]] == [f.rule for f in diagnosis_.findings]
@@ -458,19 +516,37 @@ def test_findings_are_ordered_readable_and_json(tmp_path):
 
 
 def test_every_rule_gives_its_reason_and_its_advice():
-    assert set(RULES) == set(ADVICE)
+    assert set(RULES) == set(SOURCES) == {key.partition("/")[0] for key in ADVICE}
     for name, rule in RULES.items():
         assert rule.__name__ == name.replace("-", "_")
         assert rule.__doc__ and ("Measured" in rule.__doc__ or "No threshold" in rule.__doc__)
-        tries, claim = ADVICE[name]
-        assert tries and claim
+    wanted = {f"try/{key}" for keys in ADVICE.values() for key in keys}
+    for language, texts in LANGUAGES.items():
+        assert wanted == {key for key in texts if key.startswith("try/")}, language
+        for key, text in texts.items():
+            fields = {name for _, name, _, _ in string.Formatter().parse(text) if name}
+            assert fields == {name for _, name, _, _ in string.Formatter().parse(LANGUAGES["en"][key]) if name}, key
+    assert set(PLACEMENT_ADVICE) == {key for keys in ADVICE.values() for key in keys if key.startswith("placement")}
 
 
 def test_placements_and_norms_in_the_advice_exist():
-    known = {*normlab.PLACEMENTS, *normlab.NORMS, "head", "position", "running", "offset"}
-    for tries, _ in ADVICE.values():
-        for text in tries:
-            assert set(text.split('"')[1::2]) <= known, text
+    known = {
+        *normlab.PLACEMENTS,
+        *normlab.NORMS,
+        "head",
+        "position",
+        "running",
+        "offset",
+        "decoder",
+        "params",
+        "weight_decay",
+        "eps",
+    }
+    for texts in LANGUAGES.values():
+        for key, text in texts.items():
+            if key.startswith("try/"):
+                assert set(text.split('"')[1::2]) <= known, text
+    assert {p for options in PLACEMENT_ADVICE.values() for p in options} <= set(normlab.PLACEMENTS)
 
 
 def test_diagnosis_does_not_import_torch():
@@ -636,7 +712,7 @@ def test_a_nan_in_the_weights_is_named_with_block_and_step(tmp_path):
 def test_a_network_without_norms_explodes(tmp_path):
     found = named(train(tmp_path / "a", decoder(0, num_layers=8, placement="none"), next_token, lr=1e-3, steps=40))
     assert found["exploding-gradient"].site == "stack.layers.0"
-    assert found["attention-logit-growth"].site.startswith("stack.layers.")
+    assert "attention-logit-growth" in found["exploding-gradient"].why
 
 
 def test_batch_norm_with_a_handful_of_cells_is_unsteady(tmp_path):

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from .record import OVER_TOKENS, Finding, Record, above, below, finding, late, mid, ratio, shown, span_of, worst_of
+from .finding import Finding
+from .record import OVER_TOKENS, Record, worst_of
+from .windows import above, below, late, mid, ratio, span_of
 
 # ---- rules: statistics over tokens -----------------------------------------------------------------------------------
 
 PADDING = 0.05  # share of cells
 EXCESS = 3.0
 CONTAMINATED = 0.15
+AS_PADDED = 0.5
 
 
 def padding_contamination(record: Record) -> Iterator[Finding]:
-    """BatchNorm that counts padding, although the model was given a mask.
+    """BatchNorm that counts padding: the model was given a mask and ignores it, or its inputs end in padding.
 
     batch_mean_distance compares the norm's own running mean with the real cells; its ..._padded twin compares all cells
     with an average of all cells. A norm that honours the mask has running statistics of real cells, and both are small.
@@ -23,25 +26,26 @@ def padding_contamination(record: Record) -> Iterator[Finding]:
     padding_share above PADDING, batch_mean_distance above CONTAMINATED and EXCESS times its twin, in the last third.
     Measured without the mask, worst site: 0.6 to 0.9 and 13 to 21 times at 60 % padding, 0.24 and 4.6 times at 29 %;
     with it 0.02 to 0.066 and 0.7 to 1.6 times, 0.35 and 1.9 times with 5 real cells.
-    PowerNorm has no running mean, so nothing can be told of it; nor of a model whose mask the watcher did not find.
+    Where it is known, the running mean must lie near that of all cells (AS_PADDED of its distance to the real ones): one
+    that stands still lies off both.
+    PowerNorm has no running mean, so nothing can be told of it.
     """
     windows, shares = record.late("batch_mean_distance"), record.late("padding_share")
+    own = record.late("running_distance_padded")
     real, padded = record.sites("batch_mean_distance"), record.sites("batch_mean_distance_padded")
     worst = worst_of(
         (mid(w), site, w)
         for site, w in windows.items()
         if record.norms.get(site) == "batch" and site in padded and above(shares.get(site), PADDING)
         if above(w, CONTAMINATED) and above(late(ratio(real[site], padded[site])), EXCESS)
+        if site not in own or mid(own[site]) < AS_PADDED * mid(w)
     )
     if worst is None:
         return
     size, site, window, more = worst
-    usual = median(padded[site].values[-len(window) :])
-    yield finding(
-        "padding-contamination", "critical", site, span_of(window), "A BatchNorm counts padding in its statistics.",
-        f"{mid(shares[site]):.0%} of the cells are padding. The norm's running mean lies {shown(size)} deviations off "
-        f"the mean of the real cells; all cells together lie {shown(usual)} off their average.{more}",
-    )  # fmt: skip
+    why = record.say("padding-contamination.why", share=f"{mid(shares[site]):.0%}", size=size,
+                     usual=median(padded[site].values[-len(window) :]))  # fmt: skip
+    yield record.found("padding-contamination", "critical", site, span_of(window), why + record.others(more))
 
 
 UNSTEADY_MEAN, UNSTEADY_VAR = 0.3, 0.25
@@ -63,18 +67,14 @@ def unstable_batch_statistics(record: Record) -> Iterator[Finding]:
         for site, w in record.late(quantity).items()
         if above(w, limit) and not (padding and record.norms.get(site) == "batch")
     ]
-    for concerned, verdict in (
-        (True, "The statistics of a batch differ too much from their running average."),
-        (False, "BatchNorm would see unsteady statistics here: keep a norm that looks at one token."),
-    ):
+    for concerned, case in ((True, ""), (False, "would")):
         rows = [row[1:] for row in found if row[0] is concerned]
         if rows:
             _, site, window, quantity = max(rows, key=lambda row: row[0])
-            yield finding(
-                "unstable-batch-statistics", "warning" if concerned else "note", site, span_of(window), verdict,
-                f"{quantity} is {shown(mid(window))} at {site}. {len({row[1] for row in rows})} norms are above "
-                f"{UNSTEADY_MEAN:g} (means, in deviations) or {UNSTEADY_VAR:g} (deviations, relative); 0.1 is usual.",
-            )  # fmt: skip
+            why = record.say("unstable-batch-statistics.why", quantity=quantity, size=mid(window), site=site,
+                             count=len({row[1] for row in rows}), mean=UNSTEADY_MEAN, var=UNSTEADY_VAR)  # fmt: skip
+            severity = "warning" if concerned else "note"
+            yield record.found("unstable-batch-statistics", severity, site, span_of(window), why, case=case)
 
 
 GAP = 0.25
@@ -90,11 +90,8 @@ def train_inference_gap(record: Record) -> Iterator[Finding]:
     if worst is None:
         return
     size, site, window, more = worst
-    yield finding(
-        "train-inference-gap", "warning", site, span_of(window),
-        "With its running statistics this norm gives another output than in training: expect evaluation to be worse.",
-        f"The outputs differ by {size:.0%} of their size; about 10 % is usual.{more}",
-    )  # fmt: skip
+    why = record.say("train-inference-gap.why", size=f"{size:.0%}") + record.others(more)
+    yield record.found("train-inference-gap", "warning", site, span_of(window), why, size=f"{size:.0%}")
 
 
 # ---- rules: attention ------------------------------------------------------------------------------------------------
@@ -119,12 +116,7 @@ def attention_logit_growth(record: Record) -> Iterator[Finding]:
     _, site, window, more = worst
     told = []
     if site in logits:
-        told.append(
-            f"The largest logit is {shown(mid(logits[site]))}; at first it was {shown(series[site].values[0])}."
-        )
+        told.append(record.say("attention-logit-growth.why", size=mid(logits[site]), start=series[site].values[0]))
     if site in entropy:
-        told.append(f"The entropy of attention is {shown(mid(entropy[site]))} of the largest possible.")
-    yield finding(
-        "attention-logit-growth", "warning", site, span_of(window),
-        "Attention logits are large: attention collapses onto single tokens.", " ".join(told) + more,
-    )  # fmt: skip
+        told.append(record.say("attention-logit-growth.entropy", size=mid(entropy[site])))
+    yield record.found("attention-logit-growth", "warning", site, span_of(window), "".join(told) + record.others(more))

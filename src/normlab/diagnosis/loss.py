@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from .depth import stream_growth
-from .record import FEW, Finding, Record, course, finding, pairs, shown
+from .depth import stream_growth, token_collapse, vanishing_gradient
+from .finding import FEW, Finding
+from .record import Record
+from .setup import eps_swallows, large_initialization, stale_gradient, stuck_weights
+from .windows import below, course, late, mid, pairs, shown, span_of
 
 DIVERGED = 0.25  # of the lowest level
 START_MARGIN = 0.05  # of the start
@@ -27,16 +30,18 @@ def loss_divergence(record: Record) -> Iterator[Finding]:
     if not (from_low or from_start):
         return
     low, until = loss.low_steps
-    told = f"The loss started at {shown(loss.start)}, was {shown(loss.low)} at steps {low} to {until}, ends at {shown(loss.end)}."
+    why = record.say("loss-divergence.why", start=loss.start, low=loss.low, first=low, last=until, end=loss.end)
     for name in ("grad_norm", "update_ratio"):
         series = record.across_sites(name)
         before = [v for s, v in pairs(series) if s <= until]
         if before and len(series) >= FEW:
-            told += f" {name} went from {shown(median(before))} to {shown(median(series.values[-5:]))}."
-    yield finding(
-        "loss-divergence", "critical", None, (low, loss.steps[1]),
-        "The loss rose again and stayed up: the learning rate is beyond what this model holds.", told,
-    )  # fmt: skip
+            why += record.say("went", name=name, before=median(before), after=median(series.values[-5:]))
+    yield record.found("loss-divergence", "critical", None, (low, loss.steps[1]), why, lower=_rate(record, 1 / 5))
+
+
+def _rate(record: Record, factor: float) -> str:
+    """The recorded rate times this, or a question mark."""
+    return "?" if record.rate is None else shown(float(f"{record.rate * factor:.1g}"))
 
 
 HIGH_UPDATE = 0.1  # of the parameters' length, in one step
@@ -59,16 +64,14 @@ def learning_rate_high(record: Record) -> Iterator[Finding]:
     stalled = loss.middle - loss.late <= 0.5 * loss.noise
     if not stalled and not any(stream_growth(record)):
         return
-    rate, size = record.of_model("lr"), max(v for _, v in large)
-    peak = f" The learning rate peaked at {shown(max(rate.values))}." if len(rate) else ""
-    yield finding(
-        "learning-rate-high", "critical" if stalled else "warning", None, (large[0][0], loss.late_steps[1]),
-        "The learning rate is beyond the stable range: single steps rewrote the weights, and "
-        + ("the loss has stalled." if stalled else "the stream has grown."),
-        f"One step changed a block by up to {shown(size)} of its length, {len(large)} recorded steps by more than "
-        f"{HIGH_UPDATE:g}, the last of them step {large[-1][0]}; 0.001 to 0.01 is usual. The loss was "
-        f"{shown(loss.middle)} in the second third and {shown(loss.late)} in the last.{peak}",
-        f"a learning rate about {size / 0.01:.0f} times lower",
+    size = max(v for _, v in large)
+    why = record.say("learning-rate-high.why", size=size, count=len(large), limit=HIGH_UPDATE, last=large[-1][0],
+                     middle=loss.middle, late=loss.late)  # fmt: skip
+    if record.rate is not None:
+        why += record.say("learning-rate-high.peak", rate=record.rate)
+    yield record.found(
+        "learning-rate-high", "critical" if stalled else "warning", None, (large[0][0], loss.late_steps[1]), why,
+        case="stalled" if stalled else "grown", times=f"{size / 0.01:.0f}", lower=_rate(record, 0.01 / size),
     )  # fmt: skip
 
 
@@ -77,7 +80,8 @@ LONG = 50  # losses before a flat one means anything
 
 
 def learning_rate_low(record: Record) -> Iterator[Finding]:
-    """Steps too small to matter, all through the run, and a loss that does not move.
+    """Steps too small to matter, all through the run, and a loss that does not move. Not where 16-bit weights round the
+    steps away (:func:`stuck_weights`): a higher rate is then one cure of two.
 
     The largest update_ratio (median over blocks) below LOW_UPDATE, at least LONG losses, and the medians of the first
     and last third closer than one noise. Measured at width 32 with AdamW: 7e-7 at a learning rate of 1e-7, 7e-6 at 1e-6
@@ -88,15 +92,14 @@ def learning_rate_low(record: Record) -> Iterator[Finding]:
     if len(updates) < FEW or len(losses) < LONG or loss is None or max(updates.values) >= LOW_UPDATE:
         return
     first, largest = median(losses.values[: len(losses) // 3]), max(updates.values)
-    if abs(first - loss.late) >= loss.noise:
+    if abs(first - loss.late) >= loss.noise or any(stuck_weights(record)):
         return
-    yield finding(
-        "learning-rate-low", "warning", None, (losses.steps[0], losses.steps[-1]),
-        "The learning rate is far below the useful range: the model hardly moves.",
-        f"A step changes a block by at most {shown(largest)} of its length; about 0.001 is usual. Over {len(losses)} "
-        f"steps the loss went from {shown(first)} to {shown(loss.late)}, less than its noise of {shown(loss.noise)}.",
-        f"a learning rate about {shown(1e-3 / max(largest, 1e-12))} times higher",
-    )  # fmt: skip
+    why = record.say(
+        "learning-rate-low.why", size=largest, count=len(losses), first=first, late=loss.late, noise=loss.noise
+    )
+    times = 1e-3 / max(largest, 1e-12)
+    yield record.found("learning-rate-low", "warning", None, (losses.steps[0], losses.steps[-1]), why,
+                       times=shown(times), higher=_rate(record, times))  # fmt: skip
 
 
 SPIKE_NOISES, SPIKE_SHARE = 10.0, 0.25
@@ -128,20 +131,22 @@ def loss_spike(record: Record) -> Iterator[Finding]:
     while i - 1 in spikes:
         i -= 1
     step, top, rise = loss.steps[i], loss.values[peak], spikes[peak]
-    told, first, place = " None of the recorded quantities jumped before it.", step, None
+    why = record.say("loss-spike.why", top=top, usual=top - rise, noise=shape.noise)
+    first, place, case = step, None, ""
     jumps = list(_jumps(record, loss.steps[i - BEFORE], step))
     if jumps:
         first, _, quantity, site, before, after = min(jumps)
         place = None if site == "model" else site
-        lead = f"{step - first} steps before" if step > first else "in the same step"
-        where = f" at {site}" if place else ""
-        told = f" First to jump was {quantity}{where}: from {shown(before)} to {shown(after)} at step {first}, {lead}."
+        why += record.say(
+            "loss-spike.before" if step > first else "loss-spike.same", quantity=quantity, before=before, after=after,
+            first=first, steps=step - first, where=record.say("at", site=site) if place else "",
+        )  # fmt: skip
+        case = "logit" if quantity == "max_logit" else ""
+    else:
+        why += record.say("loss-spike.alone")
     back = next((s for s, v in pairs(loss)[peak:] if v < top - 0.75 * rise), None)
-    yield finding(
-        "loss-spike", "warning", place, (first, step), f"The loss jumped at step {step}.",
-        f"It was {shown(top)} after a median of {shown(top - rise)}; {shown(shape.noise)} is its usual change per step.{told} "
-        + ("It has not come back." if back is None else f"It was back by step {back}."),
-    )  # fmt: skip
+    why += record.say("loss-spike.up") if back is None else record.say("loss-spike.back", step=back)
+    yield record.found("loss-spike", "warning", place, (first, step), why, step=step, logit=case == "logit")
 
 
 def _jumps(record: Record, since: int, step: int) -> Iterator[tuple[int, float, str, str, float, float]]:
@@ -155,3 +160,39 @@ def _jumps(record: Record, since: int, step: int) -> Iterator[tuple[int, float, 
             jump = next(((s, v) for s, v in pairs(series) if since <= s <= step and v > JUMP * usual), None)
             if usual > 0 and jump is not None:
                 yield jump[0], -jump[1] / usual, quantity, site, usual, jump[1]
+
+
+CONSTANT, WIDENING = 0.15, 1.2  # logits; last third over the second
+NOTHING = 0.03  # logits: below, growth is growth of noise
+LEVEL = 0.003  # of the loss: slower than that it will not get anywhere
+EXPLAINED = (stuck_weights, stale_gradient, eps_swallows, large_initialization, vanishing_gradient, token_collapse)
+
+
+def constant_answer(record: Record) -> Iterator[Finding]:
+    """A model that trains as it should and gives every input the same answer: the targets do not depend on the input, or what it
+    would have to learn is far beyond what it has seen.
+
+    output_spread below CONSTANT in the last third and, above NOTHING, not WIDENING against the second, and a loss that has stalled (last
+    third within half a noise, or LEVEL, of the second), where neither the rate nor the depth explains it: the largest update_ratio
+    lies between 1e-5 and 0.5. Measured: 0.0015 to 0.07 with targets that say nothing, level or falling; healthy models on the
+    plateau where they know frequencies alone 0.1 to 0.3 and growing by half or more, past it 0.3 and more.
+    """
+    window, loss = late(record.of_model("output_spread")), course(record.of_model("loss"))
+    updates = record.across_sites("update_ratio")
+    if window is None or loss is None or len(updates) < FEW or not below(window, CONSTANT):
+        return
+    spread = record.of_model("output_spread").values
+    if mid(window) > NOTHING and mid(window) > WIDENING * median(
+        spread[len(spread) // 3 : len(spread) - len(spread) // 3]
+    ):
+        return  # it has begun to tell inputs apart
+    if (
+        loss.middle - loss.late > max(0.5 * loss.noise, LEVEL * abs(loss.late))
+        or not 1e-5 <= max(updates.values) <= 0.5
+    ):
+        return
+    if any(any(rule(record)) for rule in EXPLAINED):
+        return
+    why = record.say("constant-answer.why", size=mid(window), start=record.of_model("output_spread").values[0],
+                     middle=loss.middle, late=loss.late)  # fmt: skip
+    yield record.found("constant-answer", "warning", None, span_of(window), why, update=max(updates.values))

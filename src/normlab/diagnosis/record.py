@@ -1,85 +1,31 @@
-"""A run as the rules read it, and what they find."""
+"""A run as the rules read it: its readings, and what it knows of its model and its optimizer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from ..runs import Run, Series, decode
-from .advice import ADVICE
-
-SEVERITIES = ("critical", "warning", "note")
+from .advice import SOURCES, advised
+from .finding import Finding
+from .windows import late, pairs, shown
+from .words import LANGUAGES, say
 
 NOT_PROBED = ("loss", "held_out_loss", "held_out_half_width", "accuracy")  # written by a trainer, at steps of its own
-FEW = 12  # readings of a quantity below which no window is drawn: a third of them is four
-AGREE = 0.75  # share of a window's readings that must be beyond a threshold
 OVER_TOKENS = ("batch", "power")  # kinds whose statistics come from the batch and its running average
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, where and when, and what to do about it."""
-
-    rule: str
-    severity: str  # one of SEVERITIES
-    site: str | None  # None: the model as a whole
-    steps: tuple[int, int]  # first and last step of the evidence
-    verdict: str
-    why: str
-    try_: tuple[str, ...]
-    claim: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"rule": self.rule, "severity": self.severity, "site": self.site, "steps": list(self.steps),
-                "verdict": self.verdict, "why": self.why, "try": list(self.try_), "claim": self.claim}  # fmt: skip
-
-    def __str__(self) -> str:
-        first, last = self.steps
-        when = f"step {first}" if first == last else f"steps {first} to {last}"
-        lines = [f"{self.severity}: {self.rule}", f"  {self.verdict}", f"  why       {self.why}"]
-        lines += [f"  {'try' if n == 0 else '':<9} {text}" for n, text in enumerate(self.try_)]
-        evidence = ", ".join(part for part in (self.site or "the whole model", when, self.claim) if part)
-        return "\n".join([*lines, f"  evidence  {evidence}"])
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What :func:`diagnose` found, the gravest first; true if there is anything."""
-
-    findings: tuple[Finding, ...]
-    name: str
-    last_step: int
-    recorded: int  # steps with readings other than the loss
-    quantities: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"run": self.name, "last_step": self.last_step, "recorded_steps": self.recorded,
-                "quantities": list(self.quantities), "findings": [f.to_dict() for f in self.findings]}  # fmt: skip
-
-    def __str__(self) -> str:
-        looked = (
-            f"{self.name}: {self.last_step} steps, {self.recorded} of them recorded, {len(self.quantities)} quantities"
-        )
-        few = f" Most rules need {FEW} recorded steps." if self.recorded < FEW else ""
-        if not self.findings:
-            return f"{looked}. No finding.{few}"
-        counts = [(s, sum(f.severity == s for f in self.findings)) for s in SEVERITIES]
-        total = ", ".join(f"{n} {s}{'s' if n > 1 and s != 'critical' else ''}" for s, n in counts if n)
-        return "\n\n".join([f"{looked}. {total}.{few}", *map(str, self.findings)])
+IN_ORDER = ("length", "eps_share", "anisotropy", "batch_mean_distance")  # of norms, noted as they are called
 
 
 class Record:
-    """A run as rules see it: finite readings up to the first non-finite value, events, and the model's sites."""
+    """Finite readings up to the first non-finite value, events, the model's sites, and facts for the advice."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, language: str = "en") -> None:
+        if language not in LANGUAGES:
+            raise ValueError(f"a diagnosis speaks {' or '.join(LANGUAGES)}, not {language!r}")
+        self.language = language
         self.info = run.info
         self.events = run.events()
         table = run.table()
@@ -139,9 +85,79 @@ class Record:
         ordered = sorted(steps)
         return Series(ordered, [median(steps[s]) for s in ordered])
 
+    # ---- what the run knows
 
-def pairs(series: Series) -> list[tuple[int, float]]:
-    return list(zip(series.steps, series.values, strict=True))
+    @cached_property
+    def placement(self) -> str | None:
+        """As recorded: by a trial of the lab, by the user's config, or as the watch read it off the graph."""
+        for holder in ("experiment", "config", "structure"):
+            held = self.info.get(holder)
+            found = held.get("placement") if isinstance(held, Mapping) else None
+            if isinstance(found, str) and found != "unknown":
+                return found
+        return None
+
+    def has_final_norm(self, stack: Sequence[str]) -> bool | None:
+        """Does a norm follow the last of these blocks? As the watch read it off the graph; None: it did not."""
+        structure = self.info.get("structure")
+        for found in structure.get("stacks") or () if isinstance(structure, Mapping) else ():
+            blocks = [b.get("name") for b in found.get("blocks") or () if isinstance(b, Mapping)]
+            if stack[-1] in blocks and found.get("placement") != "unknown":
+                return bool(found.get("final_norms"))
+        return None
+
+    @cached_property
+    def calls(self) -> list[str]:
+        """Norms in the order in which they were called; empty where no probe looked at norms."""
+        return next((list(self._table[q]) for q in IN_ORDER if len(self._table.get(q, {})) > 1), [])
+
+    @cached_property
+    def rate(self) -> float | None:
+        """The largest learning rate recorded."""
+        values = self.of_model("lr").values
+        return max(values) if values else None
+
+    @cached_property
+    def optimizer(self) -> Mapping[str, Any]:
+        found = self.info.get("optimizer")
+        return found if isinstance(found, Mapping) else {}
+
+    @cached_property
+    def decay(self) -> float:
+        """The largest weight decay; NaN: unknown."""
+        found = self.optimizer.get("weight_decay")
+        return float(found) if isinstance(found, (int, float)) else math.nan
+
+    @cached_property
+    def weights(self) -> Mapping[str, Any]:
+        found = self.info.get("weights")
+        return found if isinstance(found, Mapping) else {}
+
+    # ---- words
+
+    def say(self, key: str, **facts: object) -> str:
+        return say(self.language, key, **{k: shown(v) if isinstance(v, float) else v for k, v in facts.items()})
+
+    def others(self, count: int) -> str:
+        return self.say("others", count=count) if count else ""
+
+    def found(
+        self,
+        rule: str,
+        severity: str,
+        site: str | None,
+        steps: tuple[int, int],
+        why: str,
+        *,
+        case: str = "",
+        **facts: object,
+    ) -> Finding:
+        """With the rule's verdict (of that case) and its advice, both filled with the facts."""
+        given: dict[str, Any] = {"site": site or say(self.language, "whole-model"), "rate": self.rate or math.nan,
+                 "optimizer": self.optimizer.get("class", "optimizer"), "placement": self.placement or "?", **facts}  # fmt: skip
+        verdict = self.say(f"{rule}{'/' + case if case else ''}", **given)
+        tries = tuple(self.say(key, **{**given, **more}) for key, more in advised(self, rule, case, given))
+        return Finding(rule, severity, site, steps, verdict, why, tries, SOURCES[rule], self.language)
 
 
 def _until(series: Series, end: float) -> Series:
@@ -171,92 +187,10 @@ def _first_bad_frame(event: Mapping[str, Any]) -> tuple[int, str | None]:
     return int(event["step"]), event.get("site")
 
 
-def late(series: Series) -> Series | None:
-    """The last third, or None if that would be less than four readings."""
-    if len(series) < FEW:
-        return None
-    start = len(series) - len(series) // 3
-    return Series(series.steps[start:], series.values[start:])
-
-
-def above(window: Series | None, threshold: float) -> bool:
-    """Do AGREE of the readings lie above?"""
-    return window is not None and sum(v > threshold for v in window.values) >= AGREE * len(window)
-
-
-def below(window: Series | None, threshold: float) -> bool:
-    return window is not None and sum(v < threshold for v in window.values) >= AGREE * len(window)
-
-
-def ratio(upper: Series, lower: Series) -> Series:
-    """At the steps both have."""
-    at = dict(pairs(lower))
-    kept = [(s, v / at[s]) for s, v in pairs(upper) if at.get(s, 0.0) > 0]
-    return Series([s for s, _ in kept], [v for _, v in kept])
-
-
-def span_of(series: Series) -> tuple[int, int]:
-    return series.steps[0], series.steps[-1]
-
-
-def mid(series: Series) -> float:
-    return median(series.values)
-
-
-def shown(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def worst_of(found: Iterable[tuple[float, str, Series]]) -> tuple[float, str, Series, str] | None:
-    """(size, site, window, words for the others) of the largest."""
+def worst_of(found: Iterable[tuple[float, str, Series]]) -> tuple[float, str, Series, int] | None:
+    """(size, site, window, number of others) of the largest."""
     ordered = sorted(found, key=lambda item: -item[0])
     if not ordered:
         return None
     size, site, window = ordered[0]
-    return size, site, window, f" Other sites like it: {len(ordered) - 1}." if len(ordered) > 1 else ""
-
-
-@dataclass(frozen=True)
-class Course:
-    """The loss in numbers that bear noise: medians, and how far one step lies from the next."""
-
-    start: float  # median of the first 5
-    low: float  # lowest median of a window
-    low_steps: tuple[int, int]
-    middle: float  # median of the second third
-    late: float  # median of the last third
-    end: float  # median of the last window
-    noise: float  # median step to step change in the last two thirds
-    calm: float  # the same, of the calmest third: a loss that diverges is noisy at the end
-    steps: tuple[int, int]  # of the last window
-    late_steps: tuple[int, int]
-
-
-MIN_LOSSES = 30  # below, start, middle and end are not three things
-
-
-def course(loss: Series) -> Course | None:
-    n = len(loss)
-    if n < MIN_LOSSES:
-        return None
-    width = max(5, n // 12)
-    starts = [*range(0, n - width, max(1, width // 4)), n - width]
-    medians = {i: median(loss.values[i : i + width]) for i in starts}
-    at = min(medians, key=medians.__getitem__)
-    third = n // 3
-    changes = [abs(b - a) for a, b in pairwise(loss.values)]
-    thirds = [median(changes[i : i + third]) for i in (0, third, n - third - 1)]
-    return Course(
-        start=median(loss.values[:5]), low=medians[at], low_steps=(loss.steps[at], loss.steps[at + width - 1]),
-        middle=median(loss.values[third : n - third]), late=median(loss.values[n - third :]), end=medians[n - width],
-        noise=median(changes[third:]), calm=min(thirds), steps=(loss.steps[n - width], loss.steps[-1]),
-        late_steps=(loss.steps[n - third], loss.steps[-1]),
-    )  # fmt: skip
-
-
-def finding(
-    rule: str, severity: str, site: str | None, steps: tuple[int, int], verdict: str, why: str, *tries: str
-) -> Finding:
-    """With the rule's advice, after any that comes from the numbers."""
-    advice, claim = ADVICE[rule]
-    return Finding(rule, severity, site, steps, verdict, why, (*tries, *advice), claim)
+    return size, site, window, len(ordered) - 1

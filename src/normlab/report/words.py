@@ -232,6 +232,11 @@ WORDS: dict[str, tuple[str, str]] = {
     # rules of normlab.diagnosis
     "nonfinite": ("non-finite values", "出现非有限值"),
     "leak": ("leak from the future", "未来信息泄漏"),
+    "stale-gradient": ("gradients not cleared", "梯度未清零"),
+    "stuck-weights": ("weights that do not move", "权重不动"),
+    "large-initialization": ("initialization too large", "初始值太大"),
+    "eps-swallows": ("eps too large", "eps 过大"),
+    "constant-answer": ("the same answer for every input", "答案不随输入变化"),
     "gain-explosion": ("gain explosion", "增益爆炸"),
     "padding-contamination": ("padding contamination", "填充污染"),
     "loss-divergence": ("loss divergence", "损失发散"),

@@ -14,6 +14,7 @@ from .shapes import (
     anything,
     each,
     figure,
+    flag,
     if_object,
     list_of,
     maybe,
@@ -24,6 +25,7 @@ from .shapes import (
     step,
     table_of,
     text,
+    whole,
     wrong,
 )
 
@@ -41,6 +43,8 @@ RUN = record({"status": one_of(*STATUSES)}, {
     "sites": maybe(record({}, {"norms": maybe(table_of(text)), "blocks": maybe(list_of(text))})),
     "coverage": maybe(record({}, each("norms fired", maybe(number)))),
     "leaks": lambda value, where: list_of(if_object(LEAK))(value, where) if type(value) is list else if_object(LEAK)(value, where),
+    "optimizer": if_object(record({}, {"class": maybe(text), **each("lr weight_decay", figure), "decays_vectors": maybe(flag)})),
+    "weights": if_object(table_of(whole)),
     "experiment": if_object(record({}, {"lr": figure})), "result": if_object(_result),
     "task": if_object(record({}, {"name": maybe(text), "unit": maybe(text), "blind": figure})),
 })  # fmt: skip

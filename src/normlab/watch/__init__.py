@@ -1,8 +1,8 @@
 """See what normalization does inside a model while it trains: probes measure, a watch asks them and writes the run."""
 
 from .frames import OCCASIONS, PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame
-from .quantities import PROBES
-from .watch import Watch, presets, watch
+from .quantities import PROBES, presets
+from .watch import Watch, watch
 
 __all__ = [
     "OCCASIONS",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..surgery import BlockSite, NormSite
 
 PRICES = ("lite", "standard", "full")
-OCCASIONS = ("norm", "norm gradient", "block", "block gradient", "attention", "before step", "after step")
+OCCASIONS = ("norm", "norm gradient", "block", "block gradient", "attention", "output", "before step", "after step")
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from .._torch import graph_task_id
 from ..placements import Pending, Residual
 from .attention import SeeAttention, of_module
 from .budget import Budget
+from .faults import OutputFrame, answers_of
 from .frames import AttentionFrame, BlockFrame, NormFrame
 from .guard import Failed, Guard
 from .masks import Masks
+from .padding import inferred
 from .placement import Placement
 from .trace import Trace, carrier
 
@@ -42,6 +44,9 @@ class Hooks:
         self.norms, self.blocks = survey.norms, surgery.find_blocks(model)
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
+        self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a counted forward's arguments, while it runs
+        self.keeps_call = False
+        self.first_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # for a check of causality
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
@@ -60,6 +65,7 @@ class Hooks:
     def begin(self, active: bool) -> None:
         """The next step, recorded or not."""
         self.active = active
+        self.placement.forget()  # what the last step did not complete
         if self._registered and not self._inner:
             self._attach()
         if active:
@@ -146,16 +152,28 @@ class Hooks:
             self._forwards += 1
             self._seen_training = module.training
             self._masks.find(module, args, kwargs)
+            self.given = (args, kwargs)
+            if self.keeps_call:
+                self.first_call, self.keeps_call = self.given, False
             self.attention_calls = 0
             # Without a probe of attention the first recorded step looks all the same: its sites have names in the run.
             if self._mode is None and ("attention" in self.wanted() or not self.attention_sites):
                 self._mode = SeeAttention(self._guard("attention", self._see_attention), self._in_a_block)
                 self._mode.__enter__()
 
-    def _leave_hook(self, *_: Any) -> None:
+    def _leave_hook(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.given is not None and self.active:
+            self._guard("output", self._see_output)(output)
         self.leave()
 
+    def _see_output(self, output: Any) -> None:
+        with self.budget:
+            y = answers_of(output) if "output" in self.wanted() else None
+            if y is not None:
+                self.ask("output", "model", OutputFrame(y.detach(), self._masks.fitting("", y)))
+
     def leave(self) -> None:
+        self.given = None
         self._running = False
         self._open, self._sums = {}, {}
         if self._mode is not None:
@@ -214,6 +232,8 @@ class Hooks:
             if not self.wanted() & {"norm", "norm gradient"} or x.is_nested or not x.numel():
                 return
             mask = self._masks.fitting(site.name, x, site.channel_dim)
+            if mask is None and site.kind == "batch" and self.given is not None:
+                mask = self._masks.like(inferred((*self.given[0], *self.given[1].values())), x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
             training = site.module.training
             if first and not again:

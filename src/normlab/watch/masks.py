@@ -71,6 +71,12 @@ class Masks:
     def _batch_first(self, *told: bool | None) -> bool | None:
         return next((way for way in (self._torch_wants, *told, self._seen) if way is not None), None)
 
+    @staticmethod
+    def like(mask: Tensor | None, x: Tensor, channel_dim: int) -> Tensor | None:
+        """The mask, if it has a cell for each of x's tokens."""
+        places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())
+        return mask if mask is not None and tuple(mask.shape) == places else None
+
     def fitting(self, site: str, x: Tensor, channel_dim: int = -1) -> Tensor | None:
         """The mask in x's shape without features; where both stacks have one that fits, the site's name decides."""
         places = tuple(n for a, n in enumerate(x.shape) if a != channel_dim % x.dim())

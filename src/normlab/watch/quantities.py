@@ -14,8 +14,10 @@ from torch import Tensor
 
 from .. import functional
 from .._torch import foreach_norm, foreach_sub
+from ..errors import unknown
 from .attention import HIDDEN
-from .frames import AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
+from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
+from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
 
@@ -362,4 +364,16 @@ PROBES: tuple[type[Probe], ...] = (
     Gains,
     UpdateRatio,
     AttentionLogits,
+    EpsShare,
+    Unmoved,
+    WeightScale,
+    OutputSpread,
+    RunningDistance,
 )
+
+
+def presets(name: str) -> list[Probe]:
+    """The probes of a preset: each price includes the cheaper ones."""
+    if name not in PRICES:
+        raise ValueError(unknown("preset", name, PRICES))
+    return [probe() for probe in PROBES if PRICES.index(probe.price) <= PRICES.index(name)]

@@ -25,22 +25,18 @@ from .. import __version__, surgery
 from .._torch import uncompiled
 from ..errors import unknown
 from ..runs import INFO, READINGS, Writer
+from . import causality
 from .budget import LEAN, WHOLE, Budget
 from .cadence import Cadence
 from .coverage import covered, told
+from .faults import Accumulated
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
 from .guard import Guard
 from .hooks import Hooks
-from .quantities import PROBES
+from .optimizers import facts_of
+from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
 from .trace import Trace
-
-
-def presets(name: str) -> list[Probe]:
-    """The probes of a preset: each price includes the cheaper ones."""
-    if name not in PRICES:
-        raise ValueError(unknown("preset", name, PRICES))
-    return [probe() for probe in PROBES if PRICES.index(probe.price) <= PRICES.index(name)]
 
 
 class Watch:
@@ -49,7 +45,7 @@ class Watch:
     def __init__(
         self, model: nn.Module, *, optimizer: torch.optim.Optimizer | None, out: str | Path | Writer, preset: str,
         probes: Sequence[Probe], every: int | str, max_overhead: float | None, config: Any, scaler: Any,
-        trace: bool, also: Sequence[Any], after: int, overwrite: bool, info: dict[str, Any],
+        trace: bool, also: Sequence[Any], after: int, overwrite: bool, leaks: Any, info: dict[str, Any],
     ) -> None:  # fmt: skip
         self.budget = Budget(max_overhead, opening=after == 0)
         self.cadence = Cadence(every)
@@ -70,12 +66,15 @@ class Watch:
             budget=self.budget, trace=self.trace, scaler=scaler, failed=self._hook_failed,
         )  # fmt: skip
         self.steps = self._after = after
+        self.hooks.keeps_call = leaks is True
+        if not isinstance(leaks, bool):
+            info = {**info, "leaks": leaks}
         self._values: Values = {}
         self._before: dict[nn.Parameter, Tensor] = {}
         self._covered: dict[str, Any] | None = None
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.writer = self._open(out, preset, config, info, overwrite)
+        self.writer = self._open(out, preset, config, {**facts_of(self.model, optimizer), **info}, overwrite)
         self._closes_writer = not isinstance(out, Writer)
         self._losses = Losses(self.writer)
         self._last_due = self.budget.clock()
@@ -176,6 +175,8 @@ class Watch:
     def _hook_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._optimizer_handles: list[Any] = []
         self.optimizer = optimizer
+        # Of several processes each one's hooks see its own gradients alone.
+        self._gradients = Accumulated(self.model if optimizer is not None and self._world == 1 else None)
         if optimizer is not None:
             me = weakref.proxy(self)
             guard = Guard(lambda what, error: me._hook_failed(what, error))
@@ -210,12 +211,14 @@ class Watch:
             return
         with self.budget:
             self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+            self._values.update(self._gradients.measure())
             if any(p.on == "after step" for p in self._asked):
                 self._before = {
                     p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
                 }
 
     def _after_step(self) -> None:
+        self._gradients.stepped()
         if not self.hooks.active:
             return
         with self.budget:
@@ -242,6 +245,11 @@ class Watch:
                     self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
                 self._record()
         self.budget.step_ended(self._how)
+        if self.hooks.first_call is not None:
+            began, self.hooks.active = self.budget.clock(), False
+            causality.answer(self.model, self.hooks.first_call, self.writer, self.steps)
+            self.hooks.first_call = None
+            self.pause(self.budget.clock() - began)  # it was asked for, and is no overhead
         self._decide()
 
     def _decide(self) -> None:
@@ -341,6 +349,7 @@ class Watch:
         self._restore()
         for handle in self._optimizer_handles:
             handle.remove()
+        self._gradients.close()
         if self.writer is not None:
             self._losses.flush()
             if (
@@ -408,7 +417,8 @@ def _make_room(folder: Path, overwrite: bool) -> None:
 def watch(
     model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None, out: str | Path | Writer, preset: str = "standard",
     probes: Sequence[Probe] = (), every: int | str = 10, max_overhead: float | None = 0.03, config: Any = None,
-    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, overwrite: bool = False, **info: Any,
+    scaler: Any = None, trace: bool = True, also: Sequence[Any] = (), after: int = 0, overwrite: bool = False,
+    leaks: Any = False, **info: Any,
 ) -> Watch:  # fmt: skip
     """Measure while the model trains; the run goes to ``out``.
 
@@ -425,6 +435,7 @@ def watch(
     scaler        a GradScaler, whose factor is taken out of the stream's gradients
     trace         note each block's largest value on every step, to show what led up to a non-finite loss
     also          sinks that get every recorded step as well, see :mod:`normlab.callbacks`
+    leaks         True: this model must not see the future, check it with the first batch (a few forwards more, once)
     after         steps the model has behind it: the run in ``out`` goes on from there, later lines of it are dropped
     overwrite     a run that ``out`` holds already is removed; without it that is an error
     out           a folder, or a :class:`normlab.runs.Writer`, which stays open when the watch closes
@@ -434,4 +445,5 @@ def watch(
     bit for bit as without the watcher.
     """
     return Watch(model, optimizer=optimizer, out=out, preset=preset, probes=probes, every=every, max_overhead=max_overhead,
-                 config=config, scaler=scaler, trace=trace, also=also, after=after, overwrite=overwrite, info=info)  # fmt: skip
+                 config=config, scaler=scaler, trace=trace, also=also, after=after, overwrite=overwrite,
+                 leaks=leaks, info=info)  # fmt: skip
