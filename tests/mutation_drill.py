@@ -57,7 +57,7 @@ ROW, COLUMN, POINT = "csrc", "csrc", "csrc/pointwise.cpp"
 AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
-FOR_RESUMED = "tests/lab/test_resume.py"
+FOR_RESUMED, FOR_DECISIONS = "tests/lab/test_resume.py", "tests/answer/test_decisions.py"
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
@@ -140,8 +140,13 @@ MUTATIONS = [
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
     Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", "tests/lab/test_texts.py"),
     Mutation("lab: a loader shares dropout's numbers", TASKS, "        with self._own_random(seed):\n", "        if True:\n", "shuffling_loader", "tests/lab/test_own_data.py"),
-    Mutation("answer: seeds not paired", ANSWER, "pairs[name] = [(loss_of(at_best[name][seed]), loss_of(base[seed])) for seed in shared]", "pairs[name] = [(loss_of(at_best[name][a]), loss_of(base[b])) for a, b in zip(shared, shared[::-1], strict=True)]", "pairing_decides or paired_one", FOR_ANSWER),
-    Mutation("answer: no correction", ANSWER, "family or len(ps), holm(ps, family)", "family or len(ps), list(ps)", "test_", FOR_ANSWER),
+    Mutation("answer: seeds not paired", "src/normlab/intervals", "self.values[a][s] - self.values[b][s] for s in sorted(self.values[a].keys() & self.values[b].keys())", "x - y for x, y in zip(self.values[a].values(), list(self.values[b].values())[::-1])", "pairing_decides or paired_one", FOR_DECISIONS),
+    Mutation("answer: each pair for itself", "src/normlab/intervals", "return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n))\n\n    def between", "return t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n)\n\n    def between", "clear_effect or tukeys", "tests/intervals/test_simultaneous.py"),
+    Mutation("answer: tied whatever is decided", ANSWER, "and not (behind is not None and behind.decided)", "and behind is not None", "ten_deviations_are_never or contradicts", FOR_DECISIONS),
+    Mutation("answer: the lowest mean is the best", ANSWER, "if not any(better(other, name) for other in ranked if other != name):", "if True:", "not_sold_as_a_lead", FOR_DECISIONS),
+    Mutation("answer: a rate chosen on all seeds", ANSWER, "for s in seeds if s != seed", "for s in seeds", "cross_fitted", FOR_DECISIONS),
+    Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - trial.loss < LEAST_KEPT * (start - best.mean)", "start - trial.loss < 0", "half_of_the_gain", FOR_DECISIONS),
+    Mutation("answer: averages over cells that are not there", ANSWER, "if row.keys() == values]", "]", "whole_part", FOR_DECISIONS),
     Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
 ]  # fmt: skip
 

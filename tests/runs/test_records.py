@@ -17,7 +17,7 @@ NEEDED = {TrialResult: {"cell": "a/b"}, Difference: {"mean": 0.5}, Rate: {"lr": 
           Refused: {"axes": {"norm": "a"}, "reason": "no"}, Grid: {"axes": {"lr": [0.1], "seed": [0]}}}  # fmt: skip
 FULL = {
     "schema": "normlab.summary/1", "task": "text", "unit": "nats per byte", "blind": 3.3, "steps": 7, "created": "today",
-    "machine": {"cpu": "some"}, "complete": False, "baseline": "layer/pre", "target_loss": 2.5,
+    "machine": {"cpu": "some"}, "complete": False, "baseline": "layer/pre", "best": "rms/pre", "margin": 0.02, "target_loss": 2.5,
     "trials": [{"name": "t", "cell": "layer/pre", "axes": {"norm": "layer", "placement": "pre"}, "lr": 0.1, "seed": 3,
                 "outcome": "trained", "steps": 7, "loss": 2.5, "loss_half_width": 0.1, "accuracy": 0.5, "train_loss": 2.4,
                 "first_loss": 5.0, "curve": [[3, 3.0], [7, 2.5]], "diverged_at": None, "cause": None, "error": None,
@@ -25,12 +25,14 @@ FULL = {
                 "parameters": 11, "training_seconds": 1.2, "evaluation_seconds": 0.2, "folder": "trials/t"}],
     "cells": [{"cell": "layer/pre", "axes": {"norm": "layer", "placement": "pre"}, "rank": 1,
                "rates": [{"lr": 0.1, "mean": 2.5, "low": 2.4, "high": 2.6, "n": 3, "trained": 3, "untrained": 1, "collapsed": 2,
-                          "diverged": 4, "failed": 5, "stable": True}],
-               "best_lr": 0.1, "best_at_edge": "low", "mean": 2.5, "low": 2.4, "high": 2.6, "n": 3, "largest_stable_lr": 0.1,
+                          "diverged": 4, "failed": 5, "lost": 1, "stable": True}],
+               "best_lr": 0.1, "best_at_edge": "low", "mean": 2.5, "low": 2.4, "high": 2.6, "n": 3, "cross_fitted": 2.51, "largest_stable_lr": 0.1,
                "stable_up_to_edge": True, "divergence_rate": 0.25, "steps_to_target": 6.5, "tokens_per_second": 1e3,
                "peak_memory": 5, "tied_with_best": True,
-               "difference": {"mean": -0.1, "low": -0.2, "high": 0.0, "n": 3, "p": 0.04, "p_holm": 0.08, "decided": True,
-                              "seeds_needed": 9}}],
+               "difference": {"mean": -0.1, "low": -0.2, "high": 0.0, "n": 3, "p": 0.04, "decided": True, "equal": False,
+                              "seeds_needed": 9, "seeds_low": 4, "seeds_high": 39},
+               "behind_best": {"mean": 0.1, "low": -0.1, "high": 0.3, "n": 3, "p": 0.4, "decided": False, "equal": True,
+                               "seeds_needed": 9, "seeds_low": 4, "seeds_high": 39}}],
     "refused": [{"cell": "batch/pre", "axes": {"norm": "batch", "placement": "pre"}, "reason": "it would leak"}],
     "verdict": {"en": ["One."], "zh": ["一。"]},
 }  # fmt: skip
@@ -157,4 +159,28 @@ def test_an_axis_may_be_called_like_a_column(tmp_path):
     runs.write_summary(tmp_path, replace(found, cells=tuple(cells)))
     header, row = (tmp_path / CELLS_TABLE).read_text().splitlines()
     assert header.startswith("cell,norm,rank,best_lr,") and row.startswith("layer/pre,layer,1,0.1,")
-    assert header.endswith("tied_with_best," + ",".join(f"difference_{k}" for k in FULL["cells"][0]["difference"]))
+    pairs = [f"{name}_{k}" for name in ("difference", "behind_best") for k in FULL["cells"][0]["difference"]]
+    assert header.endswith("tied_with_best," + ",".join(pairs))
+
+
+def test_a_summary_with_the_corrected_p_of_an_earlier_version_is_read():
+    old = json.loads(json.dumps(FULL))
+    del (
+        old["best"],
+        old["margin"],
+        old["cells"][0]["behind_best"],
+        old["cells"][0]["cross_fitted"],
+        old["cells"][0]["rates"][0]["lost"],
+    )
+    old["cells"][0]["difference"] = {
+        "mean": -0.1,
+        "low": -0.2,
+        "high": 0.0,
+        "n": 3,
+        "p": 0.04,
+        "p_holm": 0.08,
+        "decided": True,
+        "seeds_needed": 9,
+    }
+    found = Summary.from_dict(old)
+    assert found.best is None and found.cells[0].behind_best is None and found.cells[0].difference.p == 0.04

@@ -35,4 +35,4 @@ def test_a_wrong_truth_is_noticed(change):
 def test_the_table_holds_every_architecture(language):
     text = (ROOT / "docs" / language / "inspect.md").read_text()
     table = text.split(zoo.BEGIN)[1].split(zoo.END)[0]
-    assert re.findall(r"^\| ([^|]+) \|", table, flags=re.M)[2:] == [r.name for r in zoo.ROWS]
+    assert re.findall(r"^\| ([^|]+) \|", table, flags=re.M)[1:] == [r.name for r in zoo.ROWS]

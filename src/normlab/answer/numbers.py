@@ -1,4 +1,8 @@
-"""Trials to numbers: each cell of the grid, its best rate, its difference from the baseline."""
+"""Trials to numbers: each cell of the grid, its rates, how its trials ended.
+
+A trial *broke* if it diverged, collapsed, or ended at a rate above the cell's best with less than half of the gain over a blind predictor
+that the best rate reached. A rate broke if one of its trials did. Below the best rate, a small gain is slow, not broken.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..intervals import holm, mean_interval, paired_difference, seeds_needed
-from ..runs import OUTCOMES, Axes, Cell, Difference, Rate, TrialResult
+from ..intervals import mean_interval
+from ..runs import OUTCOMES, Axes, Cell, Rate, TrialResult
 
 BROKEN = ("collapsed", "diverged")  # untrained is not: its loss still falls
-ALPHA = 0.05
-FEWEST = 3  # seeds: the interval of two has one degree of freedom and rests on a single distance
+LEAST_KEPT = 0.5  # of the best rate's gain over a blind predictor
 MOST_LOST = 0.05  # of the best rate's gain, as in normlab.rates
 
 AtRate = Mapping[int, TrialResult]  # seed: its trial, which trained
@@ -41,7 +44,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def cell_of(
-    name: str, axes: Axes, trials: Sequence[TrialResult], grid_rates: Sequence[float]
+    name: str, axes: Axes, trials: Sequence[TrialResult], grid_rates: Sequence[float], blind: float | None = None
 ) -> tuple[Cell, dict[int, TrialResult]]:
     """(the cell, its trained trials at the best rate by seed)."""
     rates: list[Rate] = []
@@ -59,15 +62,18 @@ def cell_of(
     largest = None
     if best is not None:
         at_best = trained[best.lr]
-        rates = [replace(r, stable=r in whole and not r.failed and _keeps(trained[r.lr], at_best)) for r in rates]
+        for i, rate in enumerate(rates):
+            lost = sum(_lost(t, best, at_best, blind) for t in trials if t.lr == rate.lr > best.lr)
+            stable = rate in whole and not rate.failed and not lost and _keeps(trained[rate.lr], at_best)
+            rates[i] = replace(rate, lost=lost, stable=stable)
         upward = (r for r in rates if r.lr >= best.lr)
         largest = max((r.lr for r in itertools.takewhile(lambda r: r.stable, upward)), default=None)
-    ended = [t.outcome for t in trials if t.outcome != "failed"]
+    ended = sum(t.outcome != "failed" for t in trials)
     speeds = [v for t in trials if t.outcome == "trained" and (v := t.tokens_per_second) is not None]
     cell = Cell(
         name=name, axes=axes, rates=tuple(rates),
         largest_stable_lr=largest, stable_up_to_edge=largest == grid_rates[-1],
-        divergence_rate=sum(o in BROKEN for o in ended) / len(ended) if ended else None,
+        divergence_rate=sum(r.count(*BROKEN, "lost") for r in rates) / ended if ended else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         peak_memory=max((t.peak_memory for t in trials if t.peak_memory is not None), default=None),
     )  # fmt: skip
@@ -75,9 +81,30 @@ def cell_of(
         return cell, {}
     edges = {grid_rates[0]: "low", grid_rates[-1]: "high"} if len(grid_rates) > 1 else {}
     cell = replace(
-        cell, best_lr=best.lr, best_at_edge=edges.get(best.lr), mean=best.mean, low=best.low, high=best.high, n=best.n
-    )
+        cell, best_lr=best.lr, best_at_edge=edges.get(best.lr), mean=best.mean, low=best.low, high=best.high, n=best.n,
+        cross_fitted=_cross_fitted([trained[r.lr] for r in whole if r.trained == most]),
+    )  # fmt: skip
     return cell, trained[best.lr]
+
+
+def _cross_fitted(rates: Sequence[AtRate]) -> float | None:
+    """The mean over seeds of the loss at the rate that is best on the others: what choosing on the reported runs flatters is not in it."""
+    seeds = set.intersection(*(set(rate) for rate in rates))
+    if len(seeds) < 2:
+        return None
+
+    def chosen(seed: int) -> AtRate:
+        return min(rates, key=lambda rate: statistics.fmean(loss_of(rate[s]) for s in seeds if s != seed))
+
+    return statistics.fmean(loss_of(chosen(seed)[seed]) for seed in seeds)
+
+
+def _lost(trial: TrialResult, best: Rate, at_best: AtRate, blind: float | None) -> bool:
+    """Did this trial, at a higher rate than the best, end with less than LEAST_KEPT of its gain?"""
+    start = blind if blind is not None else _mean(t.first_loss for t in at_best.values())
+    if trial.outcome not in ("trained", "untrained") or trial.loss is None or start is None or best.mean is None:
+        return False
+    return start > best.mean and start - trial.loss < LEAST_KEPT * (start - best.mean)
 
 
 def _keeps(these: AtRate, best: AtRate) -> bool:
@@ -107,40 +134,3 @@ def steps_to(curve: Sequence[Sequence[float]], target: float) -> float | None:
             return float(step if before is None else before[0] + share * (step - before[0]))
         before = (step, loss)
     return None
-
-
-def compared(
-    reference: str | None, names: Sequence[str], at_best: AtBest, family: int | None
-) -> dict[str, Difference | None]:
-    """{cell: its difference to the reference, paired by seed, or None without a common seed}."""
-    if reference is None or reference not in names:
-        return {}
-    base, pairs = at_best[reference], {}
-    for name in names:
-        if name != reference:
-            shared = sorted(at_best[name].keys() & base.keys())
-            pairs[name] = [(loss_of(at_best[name][seed]), loss_of(base[seed])) for seed in shared]
-    return dict(zip(pairs, decide(list(pairs.values()), family), strict=True))
-
-
-def decide(comparisons: Sequence[Sequence[tuple[float, float]]], family: int | None = None) -> list[Difference | None]:
-    """Each comparison's pairs -> difference, corrected for all of them, and the seeds that would decide it."""
-    seen = [paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if pairs else None for pairs in comparisons]
-    ps = [1.0 if d is None or d.p is None else d.p for d in seen]
-    size, corrected = family or len(ps), holm(ps, family)
-    decisions: list[Difference | None] = [None] * len(seen)
-    needed = FEWEST
-    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        d = seen[index]
-        if d is None:
-            continue
-        clear = d.low is not None and d.high is not None and not d.low <= 0 <= d.high
-        decided = clear and d.n >= FEWEST and corrected[index] < ALPHA
-        # Holm's own level at this rank; and a step-down decides no comparison before the clearer ones.
-        want = seeds_needed([a - b for a, b in comparisons[index]], 1 - ALPHA / (size - rank))
-        needed = max(needed, want or 0)
-        decisions[index] = Difference(
-            **d._asdict(), p_holm=None if d.p is None else corrected[index], decided=decided,
-            seeds_needed=None if decided or want is None else max(needed, d.n + 1),
-        )  # fmt: skip
-    return decisions

@@ -11,7 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
-from . import bench, compare, completion, diagnose, doctor, inspect, listing, lr_range, numerics, report, runs, train
+from . import (
+    answer,
+    bench,
+    compare,
+    completion,
+    diagnose,
+    doctor,
+    inspect,
+    listing,
+    lr_range,
+    numerics,
+    report,
+    runs,
+    train,
+)
 from .show import OutputFailed, Parser, note
 
 EXAMPLES = """examples:
@@ -24,6 +38,7 @@ EXAMPLES = """examples:
   normlab inspect my.module:model   norms, blocks and placement inside any model
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab compare                   train norms x placements x rates x seeds, rank them, write a report
+  normlab answer runs/grid          what a sweep says, finished or not
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
   normlab numerics                  largest errors against float64
@@ -40,6 +55,7 @@ VERBS: dict[str, Any] = {
     "inspect": inspect.run,
     "runs": runs.run,
     "compare": compare.run,
+    "answer": answer.run,
     "train": train.run,
     "report": report.run,
     "completion": completion.run,
@@ -67,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         inspect,
         runs,
         compare,
+        answer,
         train,
         report,
         completion,

@@ -1,47 +1,108 @@
-"""The answer of a sweep as a table and sentences."""
+"""The answer of a sweep on the terminal, in English or Chinese: the words of the page, the sentences of the verdict."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
-from .show import say, table
+from .show import say_wrapped, table
 
 if TYPE_CHECKING:
-    from ..runs import Difference, Summary
+    from ..runs import Cell, Difference, Summary
+
+LANGUAGES = ("en", "zh")
+# What the terminal says and the page does not; the rest are the page's words.
+OWN = {
+    "title": (
+        "held-out loss, {unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
+        "留出损失，{unit}，各组合取最佳学习率（对种子的 95 % 置信区间；= 与最佳者分不出高下）",
+    ),
+    "costs": ("rates and cost", "学习率与代价"),
+    "best_rate": ("best rate", "最佳学习率"),
+    "stable_up_to": ("stable up to", "稳定上限"),
+    "megabytes": ("MiB", "MiB"),
+    "matmul_share": (
+        "training ran at {share} of this machine's matrix-product rate (median trial)",
+        "训练速度达到本机矩阵乘法的 {share}（试验的中位数）",
+    ),
+    "sampling": (
+        "A cell's interval leaves out the sampling of held-out examples; differences between cells are hardly affected by it.",
+        "组合自己的置信区间不含留出样本的抽样误差；组合之间的差距几乎不受它影响。",
+    ),
+}
+
+
+def language(asked: str | None) -> str:
+    """The one asked for, else that of the locale."""
+    said = next((v for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (v := os.environ.get(name))), "")
+    return asked or ("zh" if said.lower().startswith("zh") else "en")
+
+
+def add_language(to: Any) -> None:
+    to.add_argument("--lang", choices=LANGUAGES, help="of the answer (default: the locale's)")
+
+
+def add_margin(to: Any) -> None:
+    to.add_argument(
+        "--margin",
+        type=float,
+        metavar="LOSS",
+        help="call cells equal whose difference, with its interval, lies within this",
+    )
 
 
 def _number(value: float | None, form: str, none: str = "-") -> str:
     return none if value is None else format(value, form)
 
 
-def _against(difference: Difference) -> str:
-    interval = "" if difference.low is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
-    p = "" if difference.p_holm is None else f" p {difference.p_holm:.2g}"
-    return f"{difference.mean:+.3f}{interval}{p}" + ("" if difference.decided else " undecided")
+def show_answer(summary: Summary, lang: str = "en") -> None:
+    """Losses, rates and cost as tables, and the verdict's sentences."""
+    from ..report.words import both, known
 
+    def word(key: str, **values: Any) -> str:
+        if key in OWN:
+            return OWN[key][LANGUAGES.index(lang)].format(**values)
+        return both(key, **values)[lang]
 
-def show_answer(summary: Summary) -> None:
-    """The ranked table and the verdict."""
-    rows = []
-    for cell in summary.cells:
-        against = "baseline" if cell.name == summary.baseline else "-"
-        if cell.difference is not None:
-            against = _against(cell.difference)
-        edge = {"low": " (lowest tried)", "high": " (highest tried)", None: ""}[cell.best_at_edge]
-        stable = _number(cell.largest_stable_lr, "g") + (" or more" if cell.stable_up_to_edge else "")
-        rows.append([
-            f"{cell.rank}{'=' if cell.tied_with_best and cell.rank != 1 else ''}", cell.name,
-            _number(cell.mean, ".4f") + ("" if cell.low is None else f" [{cell.low:.4f}, {cell.high:.4f}]"), against,
-            _number(cell.best_lr, "g") + edge, stable, _number(cell.divergence_rate, ".0%"), _number(cell.steps_to_target, ".0f"),
-            _number(cell.tokens_per_second, ",.0f"), "-" if cell.peak_memory is None else f"{cell.peak_memory / 2**20:.0f} MiB",
-        ])  # fmt: skip
-    table(f"held-out loss, {summary.unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
-          ["", "cell", "loss", f"against {summary.baseline}", "best rate", "stable up to", "broke", "steps to target",
-           "tokens/s", "memory"], rows)  # fmt: skip
-    shares = [t.matmul_share for t in summary.trials if t.matmul_share]
+    def pair(of: Difference | None) -> str:
+        if of is None:
+            return "-"
+        form = f"+.{of.decimals}f"
+        interval = "" if of.low is None or of.high is None else f" [{of.low:{form}}, {of.high:{form}}]"
+        p = "" if of.p is None else f" p {of.p:.2g}"
+        said = word("equal", margin=f"{summary.margin:g}") if of.equal else "" if of.decided else word("undecided")
+        return f"{of.mean:{form}}{interval}{p} {said}".rstrip()
+
+    def losses(cell: Cell) -> list[str]:
+        own = _number(cell.mean, ".4f") + ("" if cell.low is None else f" [{cell.low:.4f}, {cell.high:.4f}]")
+        against = word("baseline_mark") if cell.name == summary.baseline else pair(cell.difference)
+        behind = word("the_best") if cell.name == summary.best else pair(cell.behind_best)
+        rank = f"{cell.rank}{'=' if cell.tied_with_best else ''}"
+        return [rank, cell.name, own, against, *([] if summary.best == summary.baseline else [behind])]
+
+    def costs(cell: Cell) -> list[str]:
+        edge = "" if cell.best_at_edge is None else f" ({word('edge_' + cell.best_at_edge)})"
+        stable = _number(cell.largest_stable_lr, "g")
+        return [
+            _number(cell.best_lr, "g") + edge, _number(cell.cross_fitted, ".4f"),
+            "≥ " * cell.stable_up_to_edge + stable, _number(cell.divergence_rate, ".0%"),
+            _number(cell.steps_to_target, ".0f"), _number(cell.tokens_per_second, ",.0f"),
+            "-" if cell.peak_memory is None else f"{cell.peak_memory / 2**20:.0f}",
+        ]  # fmt: skip
+
+    title = word("title", unit=known(summary.unit or "loss")[lang])
+    first = ["", word("cell"), word("loss"), word("difference", baseline=summary.baseline)]
+    first += [] if summary.best == summary.baseline else [word("behind_best")]
+    second = [
+        word(key)
+        for key in ("best_rate", "cross_fitted", "stable_up_to", "broke", "steps_to_target", "speed", "megabytes")
+    ]
+    table(title, first, [losses(c) for c in summary.cells])
+    table(word("costs"), [word("cell"), *second], [[c.name, *costs(c)] for c in summary.cells])
+    if any(c.low is not None for c in summary.cells):
+        say_wrapped(word("sampling"))
+    shares = sorted(t.matmul_share for t in summary.trials if t.matmul_share)
     if shares:
-        say(
-            f"training ran at {sorted(shares)[len(shares) // 2]:.0%} of this machine's matrix-product rate (median trial)"
-        )
-    for sentence in summary.verdict.en:
-        say(f"- {sentence}")
+        say_wrapped(word("matmul_share", share=f"{shares[len(shares) // 2]:.0%}"))
+    for sentence in getattr(summary.verdict, lang):
+        say_wrapped(f"- {sentence}", "  ")

@@ -14,7 +14,7 @@ from .show import OutputFailed, complain, note, say, say_json
 
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep
-from .answers import show_answer
+from .answers import add_language, add_margin, language, show_answer
 from .options import (
     OPTIONS,
     add_experiment,
@@ -66,6 +66,9 @@ def add(verb: Verb) -> None:
     grid.add_argument(
         "--baseline", metavar="CELL", help="what the others are compared with, such as layer/pre (default: the first)"
     )
+    said = compare.add_argument_group("the answer")
+    add_margin(said)
+    add_language(said)
     each = compare.add_argument_group("every trial")
     add_experiment(each)
     where = compare.add_argument_group("where and how it runs")
@@ -165,6 +168,8 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         require("--engine ray", "ray", "ray")
     if args.workers is not None and args.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {args.workers}")
+    if args.margin is not None and not 0 < args.margin < float("inf"):
+        raise ValueError(f"--margin must be a finite number above 0, got {args.margin:g}")
     if not args.checkpoint_seconds >= 0:
         raise ValueError(f"--checkpoint-seconds must be at least 0, got {args.checkpoint_seconds:g}")
     if args.trial_timeout is not None and not args.trial_timeout > 0:
@@ -271,14 +276,14 @@ def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) 
     from ..errors import RunUnreadable
 
     try:
-        found = answer.read(folder)
+        found = answer.read(folder, margin=args.margin)
     except RunUnreadable as error:
         complain("compare", error)
         return 1
     if args.json:
         say_json(found.to_dict())
     else:
-        show_answer(found)
+        show_answer(found, language(args.lang))
     broken = [t for t in found.trials if t.outcome == "failed"]
     for trial in broken[:5]:
         where = runs.trial_folder(folder, str(trial.name)) / runs.INFO

@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import re
+import shutil
 import sys
+import unicodedata
 from typing import Any, NoReturn
 
 
@@ -76,15 +79,59 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def width() -> int | None:
+    """Columns of the terminal, or those that COLUMNS asks for; None where output goes elsewhere."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+# Where a line may end: behind a Chinese character with its punctuation, or between words.
+PIECES = re.compile(r"[⺀-鿿＀-｠][，。；：、）]*|[^\s⺀-鿿＀-｠]+[，。；：、）]*|\s+")
+
+
+def _cells(text: str) -> int:
+    """Columns that it takes: a Chinese character takes two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def wrapped(text: str, columns: int, indent: str = "") -> str:
+    """Broken between words or Chinese characters, never inside of a word; further lines begin with the indent."""
+    lines, line, used = [], "", 0
+    for part in PIECES.findall(text):
+        size = _cells(part)
+        if used + (0 if part.isspace() else size) > columns and line.strip():
+            lines.append(line.rstrip())
+            line, used = indent, len(indent)
+        if not (part.isspace() and line == indent and lines):
+            line, used = line + part, used + size
+    return "\n".join([*lines, line])
+
+
+def say_wrapped(text: str, indent: str = "") -> None:
+    columns = width()
+    say(text if columns is None else wrapped(visible(text), max(columns, 20), indent))
+
+
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    drawn = Table(title=Text(visible(title)), title_justify="left", show_header=any(columns))
-    for column in columns:
-        drawn.add_column(Text(visible(column)), overflow="fold")
+    console = Console(width=width() or 200)
+    narrow = console.width < 100  # no room for lines between columns
+    look: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)} if narrow else {}
+    drawn = Table(title=Text(visible(title)), title_justify="left", show_header=any(columns), **look)
+    texts = [[visible(text) for text in (column, *(row[i] for row in rows))] for i, column in enumerate(columns)]
+    sizes = [max(map(_cells, column)) for column in texts]
+    least = [max((_cells(word) for text in column for word in PIECES.findall(text)), default=1) for column in texts]
+    room = console.width - (2 if narrow else 3) * len(columns) - 1
+    while sum(sizes) > room and (spare := max(size - word for size, word in zip(sizes, least, strict=True))) > 0:
+        sizes[next(i for i, size in enumerate(sizes) if size - least[i] == spare)] -= 1  # rich itself would cut words
+    for column, size in zip(columns, sizes, strict=True):
+        drawn.add_column(Text(visible(column)), overflow="fold", width=size if sum(sizes) <= room else None)
     for row in rows:
         drawn.add_row(*(Text(visible(value)) for value in row))
     try:

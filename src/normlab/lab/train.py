@@ -1,6 +1,6 @@
 """One experiment, one run directory: train, evaluate, watch, save, go on after a kill; the same bits every time.
 
-The ends are told apart. *trained*, *untrained*, *collapsed* and *diverged* are results. Collapsed is finite but no better than a
+The ends are told apart. *trained*, *untrained*, *collapsed* and *diverged* are results. Collapsed is finite but not 2 % better than a
 predictor that never sees its input; untrained is the same while the loss still falls; diverged is a loss that is no number, with its
 step and the first block that showed it. *failed* means the program broke; its traceback is kept in the run. Data order depends on the seed and the step alone, so that all
 cells of a sweep see the same batches and a resumed run goes on with the right one.
@@ -357,7 +357,8 @@ class _Training:
                 whom = "its first training loss" if task.blind is None else "a predictor that never sees the input"
                 middle = next(value for step, value in self.curve if 2 * step >= self.step)
                 falling = loss < (1 - STILL_FALLING) * middle
-                cause = f"held-out loss {loss:.4g}, no better than {blind:.4g} of {whom} (by {MARGIN:.0%})"
+                how = f"only {1 - loss / blind:.1%} below" if loss < blind else "not below"
+                cause = f"held-out loss {loss:.4g}, {how} the {blind:.4g} of {whom} ({MARGIN:.0%} counts as trained)"
                 if falling:
                     cause += f", but still falling ({middle:.4g} half-way): more steps or a higher rate"
                 return replace(result, outcome="untrained" if falling else "collapsed", cause=cause)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..diagnosis import FEW
 from ..errors import require
 from ..intervals import MOST_SEEDS
-from ..runs import replace_file
+from ..runs import Difference, replace_file
 from . import views
 from .figures import Data, figures, styles, unit
 from .words import both, known
@@ -46,6 +46,7 @@ def render(view: Data) -> str:
     page = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(page).render(
         v=view, both=both, known=known, unit=unit(view), few=FEW, most_seeds=MOST_SEEDS, decimals=decimals(view),
+        places=lambda difference: Difference.from_dict(difference).decimals,
         figures=figures(view), styles=styles(view), scale=SCALE, square=lambda value: square(value, view["map"]),
         at_once=AT_ONCE, plotly=get_plotlyjs(),
     )  # fmt: skip

@@ -67,6 +67,9 @@ def _of_sweep(folder: Path) -> Data:
     grid = read_grid(folder) if holds_sweep(folder) else None
     trials, baseline = summary.trials, summary.baseline
     cells = sorted(summary.cells, key=lambda c: c.rank or math.inf)
+    best = summary.best or next(
+        (c.name for c in cells if c.rank == 1 and c.mean is not None), None
+    )  # older files name none
     shown = {c.name: c.best_lr or min((r.lr for r in c.rates), default=None) for c in cells}
     at_rate: dict[str, list[TrialResult]] = {name: [] for name in shown}
     for trial in sorted(trials, key=lambda t: t.seed or 0):
@@ -77,10 +80,10 @@ def _of_sweep(folder: Path) -> Data:
     failures = _failures(trials)
     return {
         "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
-        "target_loss": summary.target_loss, "baseline": baseline, "complete": summary.complete, "ended": len(trials),
+        "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": None if grid is None else grid.planned, "failed": sum(t.outcome == "failed" for t in trials),
         "verdict": summary.verdict.to_dict(),
-        "cells": [_row(c, baseline, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
+        "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
             "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
             "heldout": [c for n in shown if (c := _curve(n, shown[n], [_points(t.curve) for t in at_rate[n]]))],
@@ -97,13 +100,13 @@ def _of_sweep(folder: Path) -> Data:
     }  # fmt: skip
 
 
-def _row(cell: Cell, baseline: str | None, shown: float | None) -> Data:
+def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None) -> Data:
     def count(*outcomes: str) -> int:
         return sum(rate.count(*outcomes) for rate in cell.rates)
 
     kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best")}
-    return {**kept, "is_baseline": cell.name == baseline, "shown_lr": shown, "tied": cell.tied_with_best and cell.rank != 1,
-            "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed")}  # fmt: skip
+    return {**kept, "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
+            "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed", "lost")}  # fmt: skip
 
 
 def _map(cells: Sequence[Cell], blind: float | None) -> Data:

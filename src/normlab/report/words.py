@@ -31,17 +31,25 @@ WORDS: dict[str, tuple[str, str]] = {
     # the table
     "ranking": ("Ranking", "排名"),
     "ranking_read": (
-        "Each cell at its own best learning rate. Brackets: 95 % intervals over n seeds (Student t). Lower loss is better.",
-        "每个组合取自己的最佳学习率。方括号里是 n 个随机种子的 95 % 置信区间（Student t）。损失越低越好。",
+        "Each cell at its own best learning rate. Brackets: 95 % intervals over n seeds (Student t); a cell's own leaves out that other "
+        "held-out examples would give another loss, which differences hardly feel. Lower loss is better.",
+        "每个组合取自己的最佳学习率。方括号里是 n 个随机种子的 95 % 置信区间（Student t）；组合自己的区间不含换一批留出样本带来的变化，"
+        "差距几乎不受它影响。损失越低越好。",
+    ),
+    "cross_fitted_read": (
+        "Other seeds' rate: the mean over seeds, each at the rate that is best on the others; free of what choosing the rate on the same "
+        "runs flatters.",
+        "由其他种子选学习率：每个种子取其余种子最好的学习率，再求平均；不含在同一批运行上选学习率带来的偏差。",
     ),
     "difference_read": (
-        "Difference: cell minus {baseline}, paired by seed; p is corrected for the number of comparisons (Holm), "
-        "the interval is not.",
-        "差距：该组合减 {baseline}，逐种子相减；p 已按比较次数校正（Holm），置信区间未校正。",
+        "Differences: cell minus {baseline}, and cell minus the best, paired by seed; their intervals and p hold for all pairs of cells "
+        "together (95 %). Undecided: the interval holds zero.",
+        "差距：该组合减 {baseline}，以及减最佳者，逐种子相减；置信区间和 p 对所有组合的配对同时成立（95 %）。尚无定论：区间包含零。",
     ),
     "broke_read": (
-        "Broke: share of all trials of the cell, at every rate, that diverged or collapsed.",
-        "失稳：该组合在所有学习率下的全部试验里，发散或坍缩的占多少。",
+        "Broke: share of all trials of the cell, at every rate, that diverged, collapsed, or at a rate above the best ended with less than "
+        "half of its gain over a blind predictor.",
+        "失稳：该组合在所有学习率下的全部试验里，发散、坍缩，或在高于最佳的学习率下，相对盲预测器的降幅不到最佳学习率的一半，这些共占多少。",
     ),
     "target_read": ("Target: held-out loss {target}.", "目标：留出损失 {target}。"),
     "rank": ("rank", "名次"),
@@ -49,7 +57,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "loss_unit": ("held-out loss, {unit}", "留出损失，{unit}"),
     "loss": ("held-out loss", "留出损失"),
     "no_loss": ("no rate trained", "没有学习率训练成功"),
-    "difference": ("difference", "差距"),
+    "difference": ("against {baseline}", "与 {baseline} 的差距"),
+    "behind_best": ("behind the best", "落后最佳者"),
+    "cross_fitted": ("other seeds' rate", "由其他种子选学习率"),
     "best_rate": ("best learning rate", "最佳学习率"),
     "stable_rate": ("largest stable rate", "最大稳定学习率"),
     "broke": ("broke", "失稳"),
@@ -59,8 +69,13 @@ WORDS: dict[str, tuple[str, str]] = {
     "baseline_mark": ("baseline", "基线"),
     "tied": ("tied with the best", "与最佳者分不出高下"),
     "undecided": ("undecided", "尚无定论"),
-    "undecided_seeds": ("undecided; about {n} seeds in all would decide", "尚无定论；共约需 {n} 个种子"),
+    "undecided_seeds": (
+        "undecided; about {n} seeds ({low} to {high}) in all would decide",
+        "尚无定论；共约需 {n} 个种子（{low} 到 {high}）",
+    ),
     "undecided_many": ("undecided; {n} seeds or more would be needed", "尚无定论；需要 {n} 个或更多种子"),
+    "equal": ("equal within {margin}", "相差不超过 {margin}"),
+    "the_best": ("best", "最佳"),
     "edge_low": ("lowest tried", "试过的最低"),
     "edge_high": ("highest tried", "试过的最高"),
     "of": ("{k} of {n}", "{n} 次中 {k} 次"),
@@ -77,6 +92,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "collapsed_of": ("{k} of {n} collapsed", "{n} 个中 {k} 个坍缩"),
     "untrained_of": ("{k} of {n} untrained", "{n} 个中 {k} 个训练不足"),
     "failed_of": ("{k} of {n} failed", "{n} 个中 {k} 个出错"),
+    "lost_of": ("{k} of {n} lost half the gain", "{n} 个中 {k} 个降幅不到一半"),
     "not_run": ("not run", "未运行"),
     # figures
     "curves": ("Loss curves", "损失曲线"),
@@ -174,9 +190,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "reason": ("reason", "原因"),
     "failures": ("Trials that did not train", "没有训练成功的试验"),
     "failures_read": (
-        "Diverged: a loss that is not finite. Collapsed: no better than a predictor that never sees the input. "
+        "Diverged: a loss that is not finite. Collapsed: not 2 % better than a predictor that never sees the input. "
         "Untrained: the same, but still falling. Failed: the program broke.",
-        "发散：损失不是有限值。坍缩：没有好过从不看输入的盲预测器。训练不足：同样没有好过，但损失还在降。出错：程序中断。",
+        "发散：损失不是有限值。坍缩：没有比从不看输入的盲预测器好 2 %。训练不足：同样没有，但损失还在降。出错：程序中断。",
     ),
     "outcome": ("outcome", "结果"),
     "cause": ("cause", "起因"),

@@ -7,6 +7,7 @@ that are not declared are passed over, so that a file of a later version can be 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -143,16 +144,26 @@ class TrialResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """A cell minus the baseline, paired by seed; negative is better."""
+    """A cell minus another, paired by seed; negative is better. Interval and p hold for all pairs of cells together."""
 
     mean: Annotated[float, number]
     low: Figure = None
     high: Figure = None
     n: Count = 0  # pairs
     p: Figure = None
-    p_holm: Figure = None
-    decided: Flag = False
-    seeds_needed: Annotated[int | None, whole] = None
+    decided: Flag = False  # the interval leaves out zero
+    equal: Flag = False  # the interval lies within the margin asked for
+    seeds_needed: Annotated[int | None, whole] = None  # in all, if mean and spread held
+    seeds_low: Annotated[int | None, whole] = None  # the same at the ends of an 80 % interval of mean and spread
+    seeds_high: Annotated[int | None, whole] = None
+
+    @property
+    def decimals(self) -> int:
+        """Of the numbers shown: two digits of the half width, and as many as it takes that no decided end reads as zero."""
+        if self.low is None or self.high is None or self.high <= self.low:
+            return 4
+        nearest = min(abs(self.low), abs(self.high)) if self.decided else math.inf
+        return min(max(1 - math.floor(math.log10(min((self.high - self.low) / 2, 2 * nearest))), 0), 12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +180,7 @@ class Rate(Record):
     collapsed: Count = 0
     diverged: Count = 0
     failed: Count = 0
+    lost: Count = 0  # ended with less than half of the best rate's gain, at a higher rate; some of those that trained
     stable: Flag = False
 
     def count(self, *outcomes: str) -> int:
@@ -189,14 +201,16 @@ class Cell(Record):
     low: Figure = None
     high: Figure = None
     n: Count = 0
+    cross_fitted: Figure = None  # mean over seeds, each at the rate that the other seeds choose
     largest_stable_lr: Figure = None
     stable_up_to_edge: Flag = False
-    divergence_rate: Figure = None
+    divergence_rate: Figure = None  # share of its trials that broke: diverged, collapsed or lost
     steps_to_target: Figure = None
     tokens_per_second: Figure = None
     peak_memory: Figure = None
-    difference: Annotated[Difference | None, Difference.from_dict] = None
-    tied_with_best: Flag = False
+    tied_with_best: Flag = False  # another than the best, and not decided against it
+    difference: Annotated[Difference | None, Difference.from_dict] = None  # from the baseline
+    behind_best: Annotated[Difference | None, Difference.from_dict] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +250,8 @@ class Summary(Record):
     machine: Annotated[Any, anything] = None
     complete: Flag = True
     baseline: Text = None  # a cell's name
+    best: Text = None  # another's, or the same
+    margin: Figure = None  # differences within it count as none
     target_loss: Figure = None
     trials: Annotated[tuple[TrialResult, ...], tuple_of(TrialResult.from_dict)] = ()
     cells: Annotated[tuple[Cell, ...], tuple_of(Cell.from_dict)] = ()

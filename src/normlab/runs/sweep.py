@@ -204,17 +204,17 @@ def write_summary(folder: str | Path, summary: Summary) -> None:
     """summary.json, trials.csv, cells.csv; each replaced as a whole."""
     text = json.dumps(summary.to_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     trials = _csv(TrialResult(cell=""), summary.trials)
-    cells = _csv(Cell(name="", difference=Difference(mean=0.0)), summary.cells)
+    cells = _csv(Cell(name="", difference=Difference(mean=0.0), behind_best=Difference(mean=0.0)), summary.cells)
     for name, content in ((TRIALS_TABLE, trials), (CELLS_TABLE, cells), (SUMMARY.file, text)):
         replace_file(Path(folder) / name, content)
 
 
 def _row(of: TrialResult | Cell) -> dict[str, Any]:
-    """Single values; those of the difference come last."""
+    """Single values; those of the differences come last."""
     found = of.to_dict()
-    difference = found.pop("difference", None) or {}
+    pairs = {name: found.pop(name, None) or {} for name in ("difference", "behind_best")}
     single = {key: value for key, value in found.items() if key not in ("axes", "curve", "rates")}
-    return {**single, **{f"difference_{key}": value for key, value in difference.items()}}
+    return {**single, **{f"{name}_{key}": value for name, pair in pairs.items() for key, value in pair.items()}}
 
 
 def _csv(example: TrialResult | Cell, records: Sequence[TrialResult | Cell]) -> str:

@@ -45,7 +45,8 @@ class Hooks:
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
         self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a counted forward's arguments, while it runs
-        self.keeps_call, self.first_call = False, self.given  # for a check of causality
+        self.keeps_call = False
+        self.first_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # for a check of causality
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
@@ -64,6 +65,7 @@ class Hooks:
     def begin(self, active: bool) -> None:
         """The next step, recorded or not."""
         self.active = active
+        self.placement.forget()  # what the last step did not complete
         if self._registered and not self._inner:
             self._attach()
         if active:

@@ -1,4 +1,4 @@
-"""Student's t and what a comparison over few seeds needs of it: intervals, paired differences, Holm, seeds still missing.
+"""Student's t and the interval of a mean over few seeds.
 
 Pure Python, so that reading results needs nothing but this package. All follows from the two-sided tail P(|T| > t), a
 regularized incomplete beta function, computed directly: as 1 minus the distribution function, small p values would drown
@@ -11,19 +11,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
-
-MOST_SEEDS = 1000  # seeds_needed looks no further; this answer means "that many or more"
-
-
-class Difference(NamedTuple):
-    """A mean difference with its interval and two-sided p value; from a single pair only the mean is known."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-    p: float | None
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
@@ -88,46 +75,3 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
         return mean, None, None
     half = t_quantile((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
-
-
-def paired_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> Difference:
-    """a minus b, value by value. Differences that are all equal leave no doubt: p is 0, or 1 if they are zero."""
-    if len(a) != len(b):
-        raise ValueError(f"pairs need as many values on both sides, got {len(a)} and {len(b)}")
-    differences, n = [x - y for x, y in zip(a, b, strict=True)], len(a)
-    mean, low, high = mean_interval(differences, level)
-    if n == 1:
-        return Difference(mean, None, None, n, None)
-    error = statistics.stdev(differences) / math.sqrt(n)
-    return Difference(mean, low, high, n, t_tail(mean / error, n - 1) if error else float(mean == 0))
-
-
-def holm(ps: Sequence[float], family: int | None = None) -> list[float]:
-    """p values corrected for their number by Holm's step-down method, in the order given.
-
-    ``family`` (at least as many) counts comparisons that were open to be made, where these were picked by their results.
-    """
-    if (size := len(ps) if family is None else family) < len(ps):
-        raise ValueError(f"a family of {size} comparisons cannot hold {len(ps)} p values")
-    corrected, running = [1.0] * len(ps), 0.0
-    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        running = max(running, min(1.0, (size - rank) * ps[index]))
-        corrected[index] = running
-    return corrected
-
-
-def seeds_needed(differences: Sequence[float], level: float = 0.95) -> int | None:
-    """The smallest n whose t interval would exclude zero if the mean and standard deviation seen here held.
-
-    None if the mean is zero or there is no spread to see (one difference). MOST_SEEDS stands for that many or more. Chance
-    decides whether the seen values hold: with this n about every second repetition would exclude zero.
-    """
-    if len(differences) < 2 or (mean := statistics.fmean(differences)) == 0:
-        return None
-    spread = statistics.stdev(differences)
-    low, high = 2, MOST_SEEDS
-    while low < high:  # the tail falls with n
-        n = (low + high) // 2
-        excluded = spread == 0 or t_tail(mean / spread * math.sqrt(n), n - 1) < 1 - level
-        low, high = (low, n) if excluded else (n + 1, high)
-    return low
