@@ -46,7 +46,7 @@ def test_a_rate_that_is_too_low_is_not_told_twice(tmp_path):
         return {"loss": {"model": 3.0 + 0.1 * (step % 2)}, "update_ratio": dict.fromkeys(BLOCKS, 1e-7),
                 "unmoved_share": dict.fromkeys(BLOCKS, 0.999)}  # fmt: skip
 
-    only(write(tmp_path / "a", readings), "stuck-weights")
+    assert only(write(tmp_path / "a", readings), "stuck-weights").severity == "critical"
 
 
 def test_gradients_of_earlier_steps(tmp_path):

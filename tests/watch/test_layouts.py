@@ -128,7 +128,7 @@ def test_what_an_embedding_is_given_tells_the_layout(tmp_path, turn):
 def test_without_evidence_the_mask_is_not_used_and_this_is_said(tmp_path):
     model = Flat()
     table, info, said = once(tmp_path, model, lambda: model(torch.randn(B, B, D), real(B, LENGTHS.clamp(max=B))))
-    assert "padding_share" not in table and set(info["coverage"]["mask_not_used"]) == {"first", "flat"}
+    assert "padding_share" not in table and set(info["coverage"]["mask_not_used"]) == {"first", "flat", "model"}
     assert "mask not used: first (5 x 5 can be read batch-first or sequence-first" in said
 
 

@@ -69,19 +69,15 @@ class Unmoved(Probe):
 
 
 class WeightScale(Probe):
-    """weight_scale = rms of a matrix * sqrt(its smaller side), once, at the first recorded step: 1 keeps the size of what goes
-    through it. Of a block the largest of its matrices; of a linear layer outside the blocks its own."""
+    """weight_scale = rms of a matrix * sqrt(its smaller side), once, at the run's first recorded step: 1 keeps the size of what
+    goes through it. Of a block the largest of its matrices; of a linear layer outside the blocks its own."""
 
     on = "before step"
     price = "lite"
 
-    def __init__(self) -> None:
-        self._asked = False
-
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
-        if self._asked:
+        if not frame.first:
             return {}
-        self._asked = True
         sites = {}
         inside: set[nn.Module] = set()
         for block in frame.blocks:

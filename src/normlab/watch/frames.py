@@ -108,6 +108,7 @@ class StepFrame:
     norms: list[NormSite]
     blocks: list[BlockSite]
     before: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
+    first: bool = False  # the run's first recorded step; none of a run that goes on
 
 
 class Probe:

@@ -170,7 +170,7 @@ class Hooks:
         with self.budget:
             y = answers_of(output) if "output" in self.wanted() else None
             if y is not None:
-                self.ask("output", "model", OutputFrame(y.detach(), self._masks.fitting("", y)))
+                self.ask("output", "model", OutputFrame(y.detach(), self._masks.fitting("model", y)))
 
     def leave(self) -> None:
         self.given = None

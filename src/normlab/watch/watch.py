@@ -8,7 +8,6 @@ recorded only while its expected price is within an opening credit and, over 100
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 import warnings
@@ -33,6 +32,7 @@ from .faults import Accumulated
 from .frames import OCCASIONS, PRICES, Probe, StepFrame
 from .guard import Guard
 from .hooks import Hooks
+from .memory import remembered, remind
 from .optimizers import facts_of
 from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
@@ -206,11 +206,14 @@ class Watch:
             return args, {**kwargs, "closure": then_look}
         return (*args[:place], then_look, *args[place + 1 :]), kwargs
 
+    def _frame(self) -> StepFrame:
+        return StepFrame(self.model, self.norms, self.blocks, self._before, not self.recorded and not self._after)
+
     def _before_step(self) -> None:
         if not self.hooks.active:
             return
         with self.budget:
-            self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+            self._ask("before step", "", self._frame())
             self._values.update(self._gradients.measure())
             if any(p.on == "after step" for p in self._asked):
                 self._before = {
@@ -222,7 +225,7 @@ class Watch:
         if not self.hooks.active:
             return
         with self.budget:
-            self._ask("after step", "", StepFrame(self.model, self.norms, self.blocks, self._before))
+            self._ask("after step", "", self._frame())
             self._before = {}
 
     # ---- steps
@@ -242,7 +245,7 @@ class Watch:
                     self.writer.event(self.steps, "nonfinite", **event)
             if self.hooks.active:
                 if self.optimizer is None:
-                    self._ask("before step", "", StepFrame(self.model, self.norms, self.blocks))
+                    self._ask("before step", "", self._frame())
                 self._record()
         self.budget.step_ended(self._how)
         if self.hooks.first_call is not None:
@@ -314,25 +317,12 @@ class Watch:
         self._losses.flush()
 
     def state(self) -> dict[str, Tensor]:
-        """What the probes remember across steps, for a checkpoint: the tensors in their dictionaries."""
-        found = {}
-        for probe in self.probes:
-            for attribute, table in vars(probe).items():
-                for key, value in table.items() if isinstance(table, dict) else ():
-                    for place, part in enumerate(value) if isinstance(value, tuple) else ((None, value),):
-                        if isinstance(part, Tensor):
-                            found[json.dumps([probe.name, attribute, key, place])] = part
-        return found
+        """What the probes remember across steps, for a checkpoint."""
+        return remembered(self.probes)
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Let the probes remember what :meth:`state` gave: gains at the start and running averages go on."""
-        probes = {probe.name: probe for probe in self.probes}
-        for text, tensor in state.items():
-            name, attribute, key, place = json.loads(text)
-            if name in probes:
-                table = vars(probes[name])[attribute]
-                key = tuple(key) if isinstance(key, list) else key
-                table[key] = tensor.clone() if place is None else (*table.get(key, ()), tensor.clone())
+        remind(self.probes, state)
 
     def pause(self, seconds: float) -> None:
         """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
