@@ -497,6 +497,7 @@ def test_failures_in_a_sweep_that_has_ended(sweep, tmp_path):
         summary["trials"][0].update(outcome="failed", error="MemoryError", loss=None)
         summary["trials"][1].update(outcome="untrained", cause="still falling")
         summary["cells"][2]["difference"]["seeds_needed"] = intervals.MOST_SEEDS
+        summary["cells"][0]["difference"].update(decided=False, seeds_needed=19, seeds_low=9, seeds_high=1000)
         summary["cells"][0]["rates"][0].update(trained=1, failed=1, untrained=1)
 
     folder = changed(sweep, tmp_path / "a", end)
@@ -506,6 +507,7 @@ def test_failures_in_a_sweep_that_has_ended(sweep, tmp_path):
     view = report.view(folder)
     assert view["failures"][0]["outcome"] == "failed" and view["failures"][-1]["outcome"] == "untrained"
     shown = " ".join(Page(report.render(view)).words)
+    assert "about 19 seeds (9 to over 1000) in all" in shown
     assert "All trials have ended, but 1 failed" in shown and "Not complete" not in shown
     assert "1000 seeds or more" in shown and "about 1000" not in shown
     assert (

@@ -73,6 +73,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "undecided; about {n} seeds ({low} to {high}) in all would decide",
         "尚无定论；共约需 {n} 个种子（{low} 到 {high}）",
     ),
+    "undecided_open": (
+        "undecided; about {n} seeds ({low} to over {high}) in all would decide",
+        "尚无定论；共约需 {n} 个种子（{low} 到 {high} 以上）",
+    ),
     "undecided_many": ("undecided; {n} seeds or more would be needed", "尚无定论；需要 {n} 个或更多种子"),
     "equal": ("equal within {margin}", "相差不超过 {margin}"),
     "the_best": ("best", "最佳"),
