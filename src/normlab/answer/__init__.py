@@ -11,6 +11,7 @@ keeps the rate from being called stable, since a program may break because its n
 
 from __future__ import annotations
 
+from .chosen import sentences as choices
 from .judge import answer, read
 
-__all__ = ["answer", "read"]
+__all__ = ["answer", "choices", "read"]

@@ -56,6 +56,7 @@ def answer(
         return replace(
             cell,
             rank=rank,
+            steps=grid.steps.get(cell.name, cell.axes.get("steps", grid.base.get("steps"))),
             difference=pairs.between(cell.name, chosen),
             behind_best=behind,
             tied_with_best=tied,
@@ -63,7 +64,7 @@ def answer(
         )
 
     found = Summary(
-        task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), created=grid.created,
+        task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), equal=grid.equal, created=grid.created,
         machine=grid.machine, complete=len(ended) == len(planned) and all(t.outcome != "failed" for t in ended),
         baseline=chosen, best=best, margin=margin, target_loss=target_loss, trials=tuple(ended), refused=grid.refused,
         cells=tuple(ranked(rank, cell) for rank, cell in enumerate(cells, start=1)),

@@ -125,6 +125,20 @@ def _stable(cell: Cell) -> Sentence:
     return (f"{rate} or more", f"{rate} 或更高") if cell.stable_up_to_edge else (rate, rate)
 
 
+EQUALS = {"samples": "样本", "tokens": "词元", "seconds": "训练时间"}  # what cells are given alike, other than steps
+
+
+def _steps(answer: Summary, grid: Grid) -> Sentence | None:
+    found = [c.steps for c in answer.cells if c.steps is not None]
+    if not found:
+        return None
+    low, high = f"{min(found):g}", f"{max(found):g}"
+    en, zh = (f"{low} steps", f"{low} 步") if low == high else (f"{low} to {high} steps", f"{low} 到 {high} 步")
+    if grid.equal in EQUALS and grid.steps:
+        return f"equal {grid.equal} ({en})", f"{EQUALS[grid.equal]}相等（{zh}）"
+    return en, zh
+
+
 def _depends(answer: Summary, grid: Grid) -> Sentence:
     """What was held fixed: elsewhere the order may differ."""
     model = grid.base.get("model")
@@ -132,8 +146,12 @@ def _depends(answer: Summary, grid: Grid) -> Sentence:
     facts: list[Sentence] = []
     if answer.task:
         facts.append((f"task {answer.task}", f"任务 {answer.task}"))
-    if answer.steps is not None:
-        facts.append((f"{answer.steps:g} steps", f"{answer.steps:g} 步"))
+    if (steps := _steps(answer, grid)) is not None:
+        facts.append(steps)
+    if sizes := [t.parameters for t in answer.trials if t.parameters is not None]:
+        low, high = f"{min(sizes):,.0f}", f"{max(sizes):,.0f}"
+        span = (low, low) if low == high else (f"{low} to {high}", f"{low} 到 {high}")
+        facts.append((f"{span[0]} parameters", f"{span[1]} 个参数"))
     for name in SIZES:
         if name not in grid.axes and isinstance(settings.get(name), int):
             facts.append((f"{name} {settings[name]}",) * 2)

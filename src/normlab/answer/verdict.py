@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..intervals import FEWEST
 from ..runs import OUTCOMES, Difference, Grid, Summary, Verdict, plain, same
+from .chosen import sentences as chosen
 from .numbers import BROKEN
 from .pairs import Pairs
 from .phrases import NAMED, Sentence, joined, listed, seeds_of, signed, size_of
@@ -16,7 +17,7 @@ from .recommendation import recommendation
 def verdict(answer: Summary, grid: Grid, pairs: Pairs) -> Verdict:
     sentences = [*_of_progress(answer, grid), *recommendation(answer, grid, pairs)]
     sentences += [*_of_axes(answer, grid, pairs), *_of_decided(answer), *_of_open(answer), *_of_equal(answer)]
-    sentences += _of_rates(answer, grid)
+    sentences += [*_of_rates(answer, grid), *_of_choices(answer)]
     if grid.refused:
         en, zh = listed([r.name for r in grid.refused])
         reason = grid.refused[0].reason.rstrip(".")
@@ -91,6 +92,12 @@ def _of_equal(answer: Summary) -> Iterator[Sentence]:
                 f"Equal to {reference} within {answer.margin:g}: {en}",
                 f"与 {reference} 相差不超过 {answer.margin:g}：{zh}",
             )
+
+
+def _of_choices(answer: Summary) -> Iterator[Sentence]:
+    for cells, words in chosen(answer):
+        names = listed(cells)
+        yield f"In {names[0]}, {words[0]}", f"{names[1]}：{words[1]}"
 
 
 def _of_rates(answer: Summary, grid: Grid) -> Iterator[Sentence]:

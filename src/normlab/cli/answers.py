@@ -25,6 +25,10 @@ OWN = {
         "training ran at {share} of this machine's matrix-product rate (median trial)",
         "训练速度达到本机矩阵乘法的 {share}（试验的中位数）",
     ),
+    "chosen": (
+        "* something was chosen for this cell that changes what its norm computes: see the verdict.",
+        "* 为该组合作了选择，归一化的算法因此不同：见结论。",
+    ),
     "sampling": (
         "A cell's interval leaves out the sampling of held-out examples; differences between cells are hardly affected by it.",
         "组合自己的置信区间不含留出样本的抽样误差；组合之间的差距几乎不受它影响。",
@@ -73,12 +77,15 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
         said = word("equal", margin=f"{summary.margin:g}") if of.equal else "" if of.decided else word("undecided")
         return f"{of.mean:{form}}{interval}{p} {said}".rstrip()
 
+    def named(cell: Cell) -> str:
+        return cell.name + "*" * bool(cell.choices)
+
     def losses(cell: Cell) -> list[str]:
         own = _number(cell.mean, ".4f") + ("" if cell.low is None else f" [{cell.low:.4f}, {cell.high:.4f}]")
         against = word("baseline_mark") if cell.name == summary.baseline else pair(cell.difference)
         behind = word("the_best") if cell.name == summary.best else pair(cell.behind_best)
         rank = f"{cell.rank}{'=' if cell.tied_with_best else ''}"
-        return [rank, cell.name, own, against, *([] if summary.best == summary.baseline else [behind])]
+        return [rank, named(cell), own, against, *([] if summary.best == summary.baseline else [behind])]
 
     def costs(cell: Cell) -> list[str]:
         edge = "" if cell.best_at_edge is None else f" ({word('edge_' + cell.best_at_edge)})"
@@ -98,7 +105,9 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
         for key in ("best_rate", "cross_fitted", "stable_up_to", "broke", "steps_to_target", "speed", "megabytes")
     ]
     table(title, first, [losses(c) for c in summary.cells])
-    table(word("costs"), [word("cell"), *second], [[c.name, *costs(c)] for c in summary.cells])
+    table(word("costs"), [word("cell"), *second], [[named(c), *costs(c)] for c in summary.cells])
+    if any(c.choices for c in summary.cells):
+        say_wrapped(word("chosen"))
     if any(c.low is not None for c in summary.cells):
         say_wrapped(word("sampling"))
     shares = sorted(t.matmul_share for t in summary.trials if t.matmul_share)

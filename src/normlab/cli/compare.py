@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runs import EQUAL
 from .options import Verb
 from .show import OutputFailed, complain, note, say, say_json
 
@@ -66,6 +67,10 @@ def add(verb: Verb) -> None:
     grid.add_argument(
         "--baseline", metavar="CELL", help="what the others are compared with, such as layer/pre (default: the first)"
     )
+    grid.add_argument(
+        "--equal", choices=EQUAL, help="what all cells are given alike: --steps, or what that many steps of the base see or take (default steps); "
+        "seconds depend on this machine at this moment"
+    )  # fmt: skip
     said = compare.add_argument_group("the answer")
     add_margin(said)
     add_language(said)
@@ -159,6 +164,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     from ..errors import require
     from ..lab import Sweep, checked
     from ..lab.checkpoint import NEEDS
+    from ..lab.equal import equalized
     from ..lab.sweep import check_folder
     from ..report import html
     from ..runs import SWEEP
@@ -179,7 +185,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     if args.address and args.engine != "ray":
         raise ValueError("--address belongs to --engine ray")
     if args.resume is not None:
-        unused = [f"--{n}" for n in ("norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "set",
+        unused = [f"--{n}" for n in ("equal", "norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "set",
                                      "out") if getattr(args, n) not in (None, [])]  # fmt: skip
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
@@ -187,7 +193,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         file = folder / SWEEP.file
         check_trust(args, _unnamed(args, sweep, file), file)
     else:
-        folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
+        folder, sweep = args.out or default_folder("compare"), equalized(checked(_sweep(args)), args.equal or "steps")
         check_folder(sweep, folder)
     return folder, sweep, args.workers or max(1, _cores() // sweep.base.threads)
 

@@ -73,6 +73,10 @@ class Sweep:
     axes: Mapping[str, Sequence[Any]]
     baseline: Axes | None = None  # the cell others are compared with; None: the first
     refused: Sequence[Refused] = ()  # cells that cannot be built
+    equal: str = "steps"  # what all cells are given alike, one of EQUAL
+    steps: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of cells, by name, where these follow from it; see lab.equal
 
     def __post_init__(self) -> None:
         for name, values in self.axes.items():
@@ -112,9 +116,15 @@ class Sweep:
                 continue
             words = [plain(v) if k in ("norm", "placement") else plain(k) + plain(v) for k, v in axes.items()]
             name = _folder_name("-".join([*words, LR + plain(lr), SEED + plain(seed)]))
-            experiment = self.base.changed(**axes, lr=lr, seed=seed)
-            found.append(Trial(name, cell_name(axes), axes, experiment))
+            cell = cell_name(axes)
+            steps = {"steps": self.steps[cell]} if cell in self.steps else {}
+            found.append(Trial(name, cell, axes, self.base.changed(**axes, **steps, lr=lr, seed=seed)))
         return found
+
+    def fewest_and_most_steps(self) -> tuple[int, int]:
+        """Of a trial."""
+        steps = [*self.steps.values()] or self.axes.get("steps", [self.base.steps])
+        return min(steps), max(steps)
 
     def code(self) -> dict[str, set[str]]:
         """{field: the MODULE:NAME that trials would load and call}."""
@@ -124,7 +134,8 @@ class Sweep:
     def grid(self) -> Grid:
         """As sweep.json holds it."""
         baseline = self.baseline or self.cells()[0]
-        return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused))
+        return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused),
+                    equal=self.equal, steps=self.steps)  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.grid().to_dict()))  # as it will be read again: a pair is a list
@@ -134,7 +145,8 @@ class Sweep:
         found = read_grid(folder)
         try:
             base = Experiment.from_dict(found.base)
-            return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused)
+            return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused, equal=found.equal,
+                       steps=found.steps)  # fmt: skip
         except (TypeError, ValueError) as error:
             raise RunUnreadable(
                 f"{Path(folder) / SWEEP.file} does not describe a sweep: {type(error).__name__}: {error}"
@@ -176,7 +188,7 @@ def checked(sweep: Sweep) -> Sweep:
     shut = [r.axes for r in refused]
     if baseline in shut:
         baseline = next(cell for cell in sweep.cells() if cell not in shut)
-    return Sweep(base=sweep.base, axes=sweep.axes, baseline=baseline, refused=refused)
+    return replace(sweep, baseline=baseline, refused=refused)
 
 
 def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Result], list[Trial]]:
@@ -227,8 +239,12 @@ class Plan:
     def __str__(self) -> str:
         cells = len(self.sweep.cells()) - len(self.sweep.refused)
         inner = " x ".join(f"{len(self.sweep.axes.get(n, [0]))} {w}" for n, w in ((LR, "rates"), (SEED, "seeds")))
-        lines = [f"{cells} cells x {inner} = {len(self.done) + len(self.missing)} trials of {self.sweep.base.steps} steps, "
+        lines = [f"{cells} cells x {inner} = {len(self.done) + len(self.missing)} trials of {self._steps()}, "
                  f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
+        if self.sweep.steps:
+            lines.append(
+                f"cells are compared at equal {self.sweep.equal}, those of {self.sweep.base.steps} steps of the base"
+            )
         if self.done:
             lines.append(f"{len(self.done)} are finished and stay as they are")
         lines += [f"refused: {r.name}: {r.reason}" for r in self.sweep.refused]
@@ -237,6 +253,10 @@ class Plan:
         if self.unknown is not None:
             lines.append(f"no estimate of the time: {self.unknown}")
         return "\n".join(lines)
+
+    def _steps(self) -> str:
+        low, high = self.sweep.fewest_and_most_steps()
+        return f"{low} steps" if low == high else f"{low} to {high} steps"
 
 
 def duration(seconds: float) -> str:

@@ -115,7 +115,7 @@ class _Training:
         self.recent: list[float] = []  # training losses of the last tenth of the steps
         self.curve: list[tuple[int, float]] = []
         self.last_evaluation: dict[str, float | None] = {}
-        self.tokens = 0
+        self.tokens = self.size = 0  # seen; of a step, where it is known
         self.stepping = self.evaluating = self.earlier = 0.0  # seconds; earlier: of the runs before a resume
         self.gradient_norm = math.nan
         self.probes: dict[str, Tensor] = {}  # what they remembered at the checkpoint
@@ -143,7 +143,9 @@ class _Training:
                 built = self.experiment.make_model is None
                 known = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
                          "model": model.config.resolved() if built else None,  # type: ignore[union-attr, operator]
-                         "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
+                         "choices": [c.to_dict() for c in choices],
+                         "batch_size": None if isinstance(task, tasks.OwnTask) else self.experiment.batch_size or task.batch_size,
+                         "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
                 writer = Writer(self.folder, {**info, **known}, again=True, after=self.step)
                 if note:
                     writer.event(self.step, "resumed", note=note)
@@ -225,6 +227,7 @@ class _Training:
     ) -> Result:
         experiment = self.experiment
         size = experiment.batch_size or task.batch_size
+        self.size = 0 if isinstance(task, tasks.OwnTask) else size
         if not isinstance(task, tasks.OwnTask) and size % (experiment.accumulate * self.processes):
             raise ValueError(
                 f"a batch of {size} cannot be cut into {experiment.accumulate} micro-batches on each of {self.processes} processes"
@@ -344,7 +347,8 @@ class _Training:
         share = flops * self.step / self.stepping / limit if flops and limit and self.stepping else None
         loss = self.curve[-1][1] if self.curve else None
         result = Result(
-            outcome="trained", steps=self.step, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),
+            outcome="trained", steps=self.step, samples=self.step * self.size if self.size else None,
+            tokens=self.tokens or None, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),
             accuracy=self.last_evaluation.get("accuracy"), train_loss=statistics.fmean(self.recent) if self.recent else None,
             first_loss=self.first_loss if math.isfinite(self.first_loss) else None,
             curve=tuple((s, v) for s, v in self.curve if math.isfinite(v)), training_seconds=round(self.stepping, 4),

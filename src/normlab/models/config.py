@@ -18,6 +18,7 @@ from ..placements import (
 )
 
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution")
+POOLINGS = ("mean", "none")
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -53,6 +54,7 @@ class TransformerConfig:
     final_norm: bool | None = None  # as the placement has it
     embedding_norm: bool = False
     qk_norm: str | None = None  # "head": each head's queries and keys on their own; "width": all heads together
+    mask_statistics: bool = True  # False: norms over tokens take padding for tokens; attention never does
     causal_statistics: str | None = None  # for norms over tokens in a causal stack: "position" or "running"
     activation: str = "gelu"
     bias: bool = True
@@ -69,6 +71,7 @@ class TransformerConfig:
     embedding_scale: float | None = None  # sqrt(dim), on embeddings that start with variance 1/dim
     tie_embeddings: bool = False
     num_classes: int | None = None  # encoder: None gives a vector per token; images: 10
+    pooling: str = "mean"  # encoder with classes: "mean" over the real tokens; "none": scores for each token
     # images
     image_size: int = 8
     patch_size: int = 2
@@ -80,6 +83,7 @@ class TransformerConfig:
             ("positions", self.positions, POSITIONS),
             ("activation", self.activation, ACTIVATIONS),
             ("qk_norm", self.qk_norm, (None, "head", "width")),
+            ("pooling", self.pooling, POOLINGS),
             ("causal_statistics", self.causal_statistics, (None, "position", "running")),
         ):
             if value not in known:
@@ -140,7 +144,7 @@ class TransformerConfig:
             )
 
     def _pools(self) -> bool:
-        return self.architecture != "encoder" or self.num_classes is not None
+        return self.architecture != "encoder" or (self.num_classes is not None and self.pooling == "mean")
 
     @property
     def inner_width(self) -> int:

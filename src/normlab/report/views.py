@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from ..answer import choices
 from ..diagnosis import FEW, diagnose
 from ..errors import RunUnreadable
 from ..runs import (
@@ -33,6 +34,7 @@ from ..runs import (
     read_summary,
     trial_folder,
 )
+from .common import common_settings, flat
 
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page
@@ -83,6 +85,7 @@ def _of_sweep(folder: Path) -> Data:
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": None if grid is None else grid.planned, "failed": sum(t.outcome == "failed" for t in trials),
         "verdict": summary.verdict.to_dict(),
+        "choices": [{"cells": names, "en": en, "zh": zh} for names, (en, zh) in choices(summary)],
         "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
             "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
@@ -95,7 +98,8 @@ def _of_sweep(folder: Path) -> Data:
         "facts": {
             **{k: getattr(summary, k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
             "seeds": sorted({t.seed for t in trials if t.seed is not None}), "trials": len(trials),
-            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), grid and grid.base),
+            "parameters": _span([t.parameters for t in trials if t.parameters is not None]), "equal": summary.equal,
+            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), common_settings(folder, grid, trials)),
         },
     }  # fmt: skip
 
@@ -104,8 +108,8 @@ def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None
     def count(*outcomes: str) -> int:
         return sum(rate.count(*outcomes) for rate in cell.rates)
 
-    kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best")}
-    return {**kept, "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
+    kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best", "choices")}
+    return {**kept, "chosen": bool(cell.choices), "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
             "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed", "lost")}  # fmt: skip
 
 
@@ -141,20 +145,21 @@ def _failures(trials: Iterable[TrialResult]) -> list[Data]:
 def _facts(machine: Any, info: Data, settings: Any) -> Data:
     """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs."""
     data = info.get("data") or _dict(info.get("task")).get("sources")
-    machine, versions = _flat(machine or info.get("machine")), _flat(info.get("versions"))
-    return {"settings": _flat(settings), "data": _flat(data), "machine": machine,
+    machine, versions = flat(machine or info.get("machine")), flat(info.get("versions"))
+    return {"settings": flat(settings), "data": flat(data), "machine": machine,
             "versions": {k: v for k, v in versions.items() if k not in machine}}  # fmt: skip
+
+
+def _span(values: Sequence[float]) -> str | None:
+    """As one number, or as the lowest and the highest."""
+    if not values:
+        return None
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} – {high}"
 
 
 def _dict(value: Any) -> Data:
     return value if isinstance(value, dict) else {}
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings as one level, "a.b": value; a bare value has the name ""."""
-    if isinstance(value, Mapping):
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
-    return {} if value is None or value == [] else {name: value}
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------

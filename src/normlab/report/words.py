@@ -68,6 +68,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "memory": ("peak memory, MiB", "峰值内存，MiB"),
     "baseline_mark": ("baseline", "基线"),
     "tied": ("tied with the best", "与最佳者分不出高下"),
+    "chosen": ("not its usual form: see below", "不是通常的形式：见下"),
     "undecided": ("undecided", "尚无定论"),
     "undecided_seeds": (
         "undecided; about {n} seeds ({low} to {high}) in all would decide",
@@ -217,6 +218,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "task": ("task", "任务"),
     "unit": ("unit of the loss", "损失的单位"),
     "steps": ("steps", "步数"),
+    "parameters": ("parameters", "参数个数"),
+    "given_alike": ("what all cells were given alike", "各组合相等的量"),
+    "samples": ("samples", "样本数"),
+    "tokens": ("tokens", "词元数"),
     "seeds_list": ("seeds", "种子"),
     "trials": ("trials", "试验次数"),
     "baseline": ("baseline", "基线"),

@@ -20,9 +20,10 @@ from __future__ import annotations
 from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
 from .contents import STATUSES
 from .files import read_text, replace_file, replacing
-from .records import OUTCOMES, SUMMARY, Cell, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
+from .records import OUTCOMES, SUMMARY, Cell, Choice, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
 from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
 from .sweep import (
+    EQUAL,
     SWEEP,
     TRIALS,
     TRIALS_TABLE,
@@ -40,6 +41,7 @@ from .sweep import (
 )
 
 __all__ = [
+           "EQUAL",
            "INFO",
            "LR",
            "OUTCOMES",
@@ -54,6 +56,7 @@ __all__ = [
            "WITHIN_CELLS",
            "Axes",
            "Cell",
+           "Choice",
            "Difference",
            "Grid",
            "Rate",

@@ -97,11 +97,23 @@ AxisValues = Annotated[Axes, table_of(anything)]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice(Record):
+    """What was chosen for the user and changes what a norm computes: an entry of ``choices`` in run.json."""
+
+    kind: Annotated[str, text]  # "causal-position", "causal-running", "causal-token", "sync", "own-model"
+    norm: Text = None  # or, for a model of the user's, what it has no argument for
+    values: Annotated[int | None, whole] = None  # that share a statistic at most; for sync, processes
+    text: Text = None  # the same in words, for who reads the file
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result(Record):
     """How one training ended: ``result`` in its run.json."""
 
     outcome: Text = None  # one of OUTCOMES
     steps: Figure = None
+    samples: Figure = None  # seen in training, each time counted; of one's own data unknown
+    tokens: Figure = None  # the same of real tokens
     loss: Figure = None  # held-out, at the end
     loss_half_width: Figure = None  # of its 95 % interval over examples
     accuracy: Figure = None
@@ -130,6 +142,7 @@ class TrialResult(Result):
     axes: AxisValues = field(default_factory=dict)  # those that name the cell
     lr: Figure = None
     seed: Annotated[int | None, whole] = None
+    choices: Annotated[tuple[Choice, ...], tuple_of(Choice.from_dict)] = ()
     folder: Annotated[str | None, inside] = None  # below the sweep's
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,6 +207,8 @@ class Cell(Record):
     name: Annotated[str, text, "cell"]
     axes: AxisValues = field(default_factory=dict)
     rank: Annotated[int | None, whole] = None
+    steps: Figure = None  # of a trial
+    choices: Annotated[tuple[Choice, ...], tuple_of(Choice.from_dict)] = ()
     rates: Annotated[tuple[Rate, ...], tuple_of(Rate.from_dict)] = ()
     best_lr: Figure = None
     best_at_edge: Annotated[str | None, one_of("low", "high")] = None
@@ -246,6 +261,7 @@ class Summary(Record):
     unit: Text = None
     blind: Figure = None  # held-out loss of the best predictor that never sees its input
     steps: Figure = None
+    equal: Text = None  # what all cells were given alike
     created: Text = None
     machine: Annotated[Any, anything] = None
     complete: Flag = True
