@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from planted import answer as planted_answer
+from planted import check, sweep_of, trials_of
 
 from normlab import answer, lab, runs
 from normlab.lab import Experiment, Sweep, checked
@@ -99,7 +101,16 @@ def test_a_sweep_at_equal_samples_ends_with_them_and_says_so(tmp_path):
     found = answer.read(tmp_path / "a")
     assert {t.samples for t in found.trials} == {64.0} and {t.tokens for t in found.trials} == {64.0 * 64}
     assert found.equal == "samples" and {c.name: c.steps for c in found.cells} == {"8": 8, "32": 2}
-    text = " ".join(found.verdict.en), "".join(found.verdict.zh)
-    assert "equal samples (2 to 8 steps)" in text[0] and "样本相等（2 到 8 步）" in text[1]
     assert json.loads((tmp_path / "a" / "sweep.json").read_text())["steps"] == {"8": 8, "32": 2}
     assert sweeps.finished(tmp_path / "a", sweep.trials())[1] == []
+
+
+def test_the_verdict_says_what_was_equal():
+    grid = sweep_of(
+        norms=("layer",), placements=("pre", "post"), equal="samples", steps={"layer/pre": 30, "layer/post": 480}
+    )
+    found = check(planted_answer(grid, trials_of(grid, noise=0.01)))
+    assert any("equal samples (30 to 480 steps)" in s for s in found.verdict.en)
+    assert any("样本相等（30 到 480 步）" in s for s in found.verdict.zh)
+    plain = sweep_of(norms=("layer",))
+    assert any("task text, 200 steps" in s for s in planted_answer(plain, trials_of(plain, noise=0.01)).verdict.en)

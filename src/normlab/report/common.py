@@ -35,24 +35,21 @@ def common_settings(folder: Path, grid: Grid | None, trials: Sequence[TrialResul
     }
     if grid is not None:  # what no axis varies is the base's, though it names one norm and one placement
         varied -= {n for n in ("norm", "placement", "lr", "seed") if n not in grid.axes}
-    each = [_settings(grid.base, {})] if grid else []
+    base = _settings(grid.base, {}) if grid else {}
+    each: list[Data] = []
     seen: set[str] = set()
     for trial in trials:
         if trial.cell not in seen and len(seen) < MOST_CELLS:
             seen.add(trial.cell)
             try:
-                where = folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))
-                info = Run(where).info
+                info = Run(folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))).info
             except (RunUnreadable, OSError):
                 continue
             each.append(_settings(info.get("experiment"), info))
-    found: Data = {}
-    for settings in each:
-        found |= {k: v for k, v in settings.items() if k not in found}
-    shared = {
-        k: v for k, v in found.items()
-        if k not in varied and all(json.dumps(s[k]) == json.dumps(v) for s in each if k in s)
-    }  # fmt: skip
+    of_runs = {k: v for settings in each for k, v in settings.items()}
+    shared = {k: v for k, v in of_runs.items() if all(k in s and json.dumps(s[k]) == json.dumps(v) for s in each)}
+    shared |= {k: v for k, v in base.items() if k not in of_runs}
+    shared = {k: v for k, v in shared.items() if k not in varied}
     return {k: shared[k] for k in (*(n for n in FIRST if n in shared), *(n for n in shared if n not in FIRST))}
 
 

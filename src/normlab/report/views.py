@@ -96,7 +96,8 @@ def _of_sweep(folder: Path) -> Data:
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
         "refused": [r.to_dict() for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
         "facts": {
-            **{k: getattr(summary, k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
+            **{k: getattr(summary, k) for k in ("task", "unit", "baseline", "blind", "target_loss", "created")},
+            "steps": _span([c.steps for c in cells if c.steps is not None]) or summary.steps,
             "seeds": sorted({t.seed for t in trials if t.seed is not None}), "trials": len(trials),
             "parameters": _span([t.parameters for t in trials if t.parameters is not None]), "equal": summary.equal,
             **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), common_settings(folder, grid, trials)),

@@ -15,6 +15,9 @@ from .builtin import help_pages
 
 HIDDEN = 256  # the id that stands where a byte is hidden; no byte has it
 SHARE = 0.15  # of the bytes of a line that are hidden; at least one
+# What a hidden byte is can only be learned from its neighbours. At the usual base of 10,000, and with absolute positions, 80 steps of a
+# small model do not find out where these are (loss 0.99 and 1.02 of the blind one's); at this base they do (0.91).
+ROTARY_BASE = 10.0
 SHORTEST = 8  # bytes of a line: of fewer, one hidden byte leaves nothing to go by
 
 
@@ -46,7 +49,7 @@ def masked_task(*, length: int = 64) -> DataTask:
     return DataTask(
         name="masked", unit="nats per byte", batch_size=32,
         settings={"architecture": "encoder", "vocab_size": HIDDEN + 1, "max_length": length, "num_classes": 256,
-                  "pooling": "none", **SIZES},
+                  "pooling": "none", "positions": "rotary", "rotary_base": ROTARY_BASE, **SIZES},
         sources={"lines of pydoc_data.topics": texts.sha256(b"\n".join(lines)), "pydoc_data.topics": digest},
         blind=blind_loss(seen, torch.bincount(asked[asked != UNASKED], minlength=256)),
         num_training=len(training), num_held_out=len(testing), draw=draw,
