@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-NORMS, PLACEMENTS, OPTIMIZERS = ("none", "batch", "layer", "rms"), ("pre", "post", "deepnorm", "sandwich"), ("sgd", "adam")
+NORMS, PLACEMENTS, OPTIMIZERS = (
+    ("none", "batch", "layer", "rms"),
+    ("pre", "post", "deepnorm", "sandwich"),
+    ("sgd", "adam"),
+)
 STEPS, RATE = 5, {"sgd": 0.1, "adam": 0.01}
 RELATIVE = 1e-6  # of the largest value of a tensor; both sides compute in float64
 

@@ -30,6 +30,8 @@ def numbers(value: Any) -> Any:
 
 def in_node(questions: list[dict[str, Any]]) -> list[Any]:
     asked = json.dumps({"script": script(), "questions": questions})
-    done = subprocess.run([str(NODE), str(WEB / "node.mjs")], input=asked, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [str(NODE), str(WEB / "node.mjs")], input=asked, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return numbers(json.loads(done.stdout))

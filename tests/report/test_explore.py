@@ -72,7 +72,9 @@ def test_every_text_asked_for_exists_and_none_is_idle():
 @pytest.mark.parametrize("path", [*MODULES, WEB / "page.html", WEB / "style.css"], ids=lambda p: p.name)
 def test_no_text_stands_in_the_code(path):
     """Comments aside, no sentence. What is put together at run time is found by the browser's test with marked texts."""
-    code = re.sub(r"/\*.*?\*/|(?<!:)//.*", "", path.read_text(encoding="utf-8"), flags=re.S if path.suffix == ".css" else 0)
+    code = re.sub(
+        r"/\*.*?\*/|(?<!:)//.*", "", path.read_text(encoding="utf-8"), flags=re.S if path.suffix == ".css" else 0
+    )
     code = re.sub(r"/\*\*.*?\*/", "", code, flags=re.S)
     assert not HAN.search(code)
     if path.suffix == ".js":
@@ -125,19 +127,26 @@ def test_the_policy_lets_the_pages_script_run_and_nothing_else(page):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert rules["default-src"] == "'none'" and "unsafe" not in policy and "*" not in policy and "http" not in policy
-    script, style = re.findall(r"<script>(.*)</script>", page, flags=re.S)[0], re.findall(r"<style>(.*)</style>", page, flags=re.S)[0]
+    script, style = (
+        re.findall(r"<script>(.*)</script>", page, flags=re.S)[0],
+        re.findall(r"<style>(.*)</style>", page, flags=re.S)[0],
+    )
     for rule, text in (("script-src", script), ("style-src", style)):
         assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def test_nothing_in_the_page_points_outside(page):
-    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", page)) - {"http://www.w3.org/2000/svg"}  # a name, not an address
+    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", page)) - {
+        "http://www.w3.org/2000/svg"
+    }  # a name, not an address
     assert not addresses
     assert page.count("</script>") == 2 and len(page.encode()) < 7_000_000
 
 
 def test_data_cannot_end_its_element():
-    marked = {language: {**table, "footer": "</script><script>alert(1)</script>\u2028"} for language, table in TEXTS.items()}
+    marked = {
+        language: {**table, "footer": "</script><script>alert(1)</script>\u2028"} for language, table in TEXTS.items()
+    }
     page = explore.render(marked)
     assert page.count("</script>") == 2
     (data,) = re.findall(r'id="data">(.*?)</script>', page, flags=re.S)

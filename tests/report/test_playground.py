@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import network_cases
@@ -54,7 +55,9 @@ def test_norms_agree_with_the_reference(norm):
     (found,) = in_node([{"ask": "normed", "norm": norm, "rows": rows, "width": width, "eps": eps,
                          "x": x.flatten().tolist(), "g": g.flatten().tolist()}])  # fmt: skip
     for name, theirs in {"xhat": xhat, "dx": dx, "mean": mean, "square": square}.items():
-        torch.testing.assert_close(torch.tensor(found[name], dtype=torch.float64), theirs.detach().flatten(), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            torch.tensor(found[name], dtype=torch.float64), theirs.detach().flatten(), rtol=1e-10, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("centered", [True, False], ids=["layer", "rms"])
@@ -66,7 +69,9 @@ def test_step_by_step_agrees_with_the_reference(centered):
     (found,) = in_node([{"ask": "steps", "values": x.tolist(), "how": how}])
     assert found["count"] == 6 and found["mean"] == pytest.approx(float(mean), abs=1e-14)
     assert found["variance"] == pytest.approx(float(square), rel=1e-12)
-    assert found["normalized"] == pytest.approx(xhat.tolist(), rel=1e-10) and found["out"] == pytest.approx(y.tolist(), rel=1e-10)
+    assert found["normalized"] == pytest.approx(xhat.tolist(), rel=1e-10) and found["out"] == pytest.approx(
+        y.tolist(), rel=1e-10
+    )
 
 
 def test_wrong_variances_are_wrong_in_the_way_they_are_shown():
@@ -103,20 +108,25 @@ def test_deepnorms_factors_are_those_of_the_package():
 
 def test_what_is_measured_by_depth():
     side = {"norm": "batch", "placement": "pre", "depth": 5, "width": 8, "rate": 0.01, "batch": 16, "optimizer": "adam", "warmup": 50, "eps": 1e-5}  # fmt: skip
-    (found,) = in_node([{"ask": "training", "side": side, "common": {"data": "spiral3", "noise": 0.02, "seed": 3}, "steps": 20}])
+    (found,) = in_node(
+        [{"ask": "training", "side": side, "common": {"data": "spiral3", "noise": 0.02, "seed": 3}, "steps": 20}]
+    )
     streams = [torch.tensor(s, dtype=torch.float64).reshape(16, 8) for s in found["streams"]]
     depths = found["depths"]
     assert depths["stream"] == pytest.approx([float(s.square().mean().sqrt()) for s in streams])
     angles = [
         float((torch.nn.functional.cosine_similarity(a, b).clamp(-1, 1).acos() / math.pi).mean())
-        for a, b in zip(streams, streams[1:], strict=False)
+        for a, b in itertools.pairwise(streams)
     ]
     assert depths["angle"] == pytest.approx(angles, rel=1e-6)
     assert depths["effective"] == pytest.approx(sum(angles) ** 2 / sum(a * a for a in angles), rel=1e-6)
     assert len(depths["meanDistance"]) == 6
     for (mean, square, of_batch, its_square), far, wide in zip(found["norms"], depths["meanDistance"], depths["deviationDistance"], strict=True):  # fmt: skip
         mean, square, of_batch, its_square = (torch.tensor(v, dtype=torch.float64) for v in (mean, square, of_batch, its_square))  # fmt: skip
-        before = (mean - 0.1 * of_batch) / 0.9, (square - 0.1 * its_square * 16 / 15) / 0.9  # the batch has moved them since
+        before = (
+            (mean - 0.1 * of_batch) / 0.9,
+            (square - 0.1 * its_square * 16 / 15) / 0.9,
+        )  # the batch has moved them since
         spread = (its_square + 1e-5).sqrt()
         assert far == pytest.approx(float(((before[0] - of_batch).abs() / spread).mean()), rel=1e-6)
         assert wide == pytest.approx(float((((before[1] + 1e-5).sqrt() / spread) - 1).abs().mean()), rel=1e-6)

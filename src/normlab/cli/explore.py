@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
         complain("explore", error)
         return 1
     say(path)
-    if args.out is None:
-        if not webbrowser.open(path.resolve().as_uri()):
-            note("normlab explore: no browser was found here. Open the file above, or write it elsewhere with -o FILE")
+    if args.out is None and not webbrowser.open(path.resolve().as_uri()):
+        note("normlab explore: no browser was found here. Open the file above, or write it elsewhere with -o FILE")
     return 0

@@ -109,7 +109,9 @@ def _wrapped(name: str, sources: Mapping[str, str], number: Mapping[str, int]) -
     code = EXPORT.sub("", IMPORT.sub(imported, sources[name]))
     left = LEFT.search(code)
     if left:
-        raise ValueError(f"web/{name}: the page cannot take in {left[0]!r}; write named imports, and export at the declaration")
+        raise ValueError(
+            f"web/{name}: the page cannot take in {left[0]!r}; write named imports, and export at the declaration"
+        )
     return f"const module{number[name]} = (() => {{\n{code}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
 
 

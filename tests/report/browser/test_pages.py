@@ -46,7 +46,12 @@ def test_every_page_fits_and_is_accessible(visit, address, axe, language, theme,
 
 def test_no_text_stands_outside_of_the_tables(visit, tmp_path):
     """With every text replaced by a mark, no letter is seen outside of marks, but for names, units and formulas."""
-    marked = {language: {key: f"⟦{' '.join(re.findall(r'{\\w+}', text))}⟧" for key, text in explore.text_table(language).items()} for language in explore.LANGUAGES}  # fmt: skip
+    marked = {
+        language: {
+            key: "⟦" + " ".join(re.findall(r"{\w+}", text)) + "⟧" for key, text in explore.text_table(language).items()
+        }
+        for language in explore.LANGUAGES
+    }
     path = tmp_path / "marked.html"
     path.write_text(explore.render(marked), encoding="utf-8")
     seen = """() => [...document.querySelectorAll("body *:not(script):not(style)")].flatMap((e) => e.closest("[translate=no]") ? [] : [
@@ -66,7 +71,10 @@ def test_language_and_theme_are_switched_and_remembered(visit, address):
         v.page.goto(address)
         assert v.page.locator("h1").inner_text() == explore.text_table("en")["playground.title"]
         v.page.click("#language")
-        assert "lang=zh" in v.page.url and v.page.locator("h1").inner_text() == explore.text_table("zh")["playground.title"]
+        assert (
+            "lang=zh" in v.page.url
+            and v.page.locator("h1").inner_text() == explore.text_table("zh")["playground.title"]
+        )
         assert v.page.evaluate("document.activeElement.id") == "language"
         v.page.click("#theme")
         assert "theme=dark" in v.page.url and v.page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -89,7 +97,9 @@ def test_the_playground_plays_pauses_steps_and_resets(visit, address):
         page = v.page
         page.goto(address)
         page.get_by_role("button", name="Play", exact=True).click()
-        page.wait_for_function("Number(document.querySelector('.side.a .status').textContent.match(/step (\\d+)/)[1]) > 20")
+        page.wait_for_function(
+            "Number(document.querySelector('.side.a .status').textContent.match(/step (\\d+)/)[1]) > 20"
+        )
         page.get_by_role("button", name="Pause", exact=True).click()
         at = step_of(page, "a")
         assert at == step_of(page, "b"), "both sides walk together"
@@ -117,12 +127,16 @@ def test_a_link_repeats_the_experiment(visit, address):
         assert "norm:rms" in link and "depth:33" in link
         for _ in range(3):
             page.get_by_role("button", name="One step").click()
-        seen = [page.locator(f".side.{side} .status").inner_text() for side in "ab"] + [page.locator("figcaption").nth(1).inner_text()]
+        seen = [page.locator(f".side.{side} .status").inner_text() for side in "ab"] + [
+            page.locator("figcaption").nth(1).inner_text()
+        ]
     with visit() as v:
         v.page.goto(link)
         for _ in range(3):
             v.page.get_by_role("button", name="One step").click()
-        assert seen == [v.page.locator(f".side.{side} .status").inner_text() for side in "ab"] + [v.page.locator("figcaption").nth(1).inner_text()]
+        assert seen == [v.page.locator(f".side.{side} .status").inner_text() for side in "ab"] + [
+            v.page.locator("figcaption").nth(1).inner_text()
+        ]
         assert v.page.locator(".side.a select").first.input_value() == "rms"
 
 
@@ -141,7 +155,9 @@ def test_presets_start_their_claim(visit, address):
         for button in v.page.locator(".presets button").all():
             button.click()
             assert button.get_attribute("aria-pressed") == "true"
-            v.page.wait_for_function("Number((document.querySelector('.side.b .status').textContent.match(/step (\\d+)/) ?? [0, 9])[1]) > 1")
+            v.page.wait_for_function(
+                "Number((document.querySelector('.side.b .status').textContent.match(/step (\\d+)/) ?? [0, 9])[1]) > 1"
+            )
         assert v.page.locator(".presets [aria-pressed=true]").count() == 1
 
 
