@@ -115,7 +115,7 @@ def far(ours: Any, theirs: Tensor) -> float:
     return float((mine - theirs).abs().max() / theirs.abs().max().clamp(min=1e-3))
 
 
-def compare(question: dict[str, Any], answer: dict[str, Any]) -> None:
+def assert_agrees(question: dict[str, Any], answer: dict[str, Any]) -> None:
     """Forward, gradients, five steps of the optimizer, running statistics and evaluation."""
     net = Oracle(question, answer["before"])
     points = torch.tensor(question["points"], dtype=torch.float64).reshape(-1, 2)

@@ -30,7 +30,7 @@ def test_every_combination_is_a_case():
 
 @pytest.mark.parametrize("i", range(len(CASES)), ids=["-".join((c["shape"]["norm"], c["shape"]["placement"], c["optimizer"], str(c["shape"]["depth"]))) for c in CASES])  # fmt: skip
 def test_forward_backward_and_five_steps_agree_with_torch(answers, i):
-    network_cases.compare(CASES[i], answers[i])
+    network_cases.assert_agrees(CASES[i], answers[i])
 
 
 def test_the_comparison_sees_a_wrong_network(answers):
@@ -39,9 +39,9 @@ def test_the_comparison_sees_a_wrong_network(answers):
     for change in ({"eps": 2e-5 + CASES[i]["shape"]["eps"]}, {"placement": "post"}, {"norm": "batch"}):
         wrong = {**CASES[i], "shape": {**CASES[i]["shape"], **change}}
         with pytest.raises((AssertionError, KeyError)):
-            network_cases.compare(wrong, answers[i])
+            network_cases.assert_agrees(wrong, answers[i])
     with pytest.raises(AssertionError):
-        network_cases.compare({**CASES[i], "rate": 1.0001 * CASES[i]["rate"]}, answers[i])
+        network_cases.assert_agrees({**CASES[i], "rate": 1.0001 * CASES[i]["rate"]}, answers[i])
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", "rms"])

@@ -62,7 +62,7 @@ def text_table(language: str) -> dict[str, str]:
 
 def page_data() -> dict[str, Any]:
     """What the pages draw, by the name of its file."""
-    folder = resources.files(__package__).joinpath("web", "data")
+    folder = resources.files(__package__).joinpath("web").joinpath("data")
     files = [file for file in folder.iterdir() if file.name.endswith(".json")] if folder.is_dir() else []
     return {
         file.name.removesuffix(".json"): json.loads(file.read_text(encoding="utf-8"))

@@ -39,8 +39,7 @@ export const PRESETS = {
   deepnorm: { a: { placement: "post", depth: 32, rate: 0.003 }, b: { placement: "deepnorm", depth: 32, rate: 0.003 } },
   effective: { a: { placement: "pre", depth: 32, rate: 0.001 }, b: { placement: "deepnorm", depth: 32, rate: 0.001 } },
   small_batch: { a: { norm: "batch", batch: 2, rate: 0.001 }, b: { norm: "layer", batch: 2, rate: 0.001 } },
-  large_rate: { a: { norm: "none", depth: 16, rate: 0.03 }, b: { norm: "layer", depth: 16, rate: 0.03 } },
-  wide_eps: { a: { norm: "layer", eps: 0.1, depth: 16 }, b: { norm: "layer", eps: 1e-5, depth: 16 } },
+  large_rate: { a: { norm: "none", depth: 16, rate: 0.1, optimizer: "sgd" }, b: { norm: "layer", depth: 16, rate: 0.1, optimizer: "sgd" } },
 };
 
 /**
