@@ -13,5 +13,6 @@ from __future__ import annotations
 
 from .chosen import sentences as choices
 from .judge import answer, read
+from .metrics import METRICS
 
-__all__ = ["answer", "choices", "read"]
+__all__ = ["METRICS", "answer", "choices", "read"]

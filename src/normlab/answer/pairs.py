@@ -9,10 +9,12 @@ from ..runs import Difference
 
 
 class Pairs:
-    """``values``: {arm: {seed: loss}}."""
+    """``values``: {arm: {seed: loss, or another number}}. ``lower``: is lower better? It decides nothing but who is called the best."""
 
-    def __init__(self, values: Mapping[str, Mapping[int, float]], margin: float | None = None) -> None:
-        self.all, self.margin = Differences(values), margin
+    def __init__(
+        self, values: Mapping[str, Mapping[int, float]], margin: float | None = None, *, lower: bool = True
+    ) -> None:
+        self.all, self.margin, self.lower = Differences(values), margin, lower
         self.names = tuple(values)
 
     @property
@@ -43,7 +45,7 @@ class Pairs:
 
         def better(a: str, b: str) -> bool:
             mean = self.all.paired(a, b)
-            return bool(mean) and sum(mean) < 0 and decided(self.all.between(a, b))
+            return bool(mean) and (sum(mean) < 0) == self.lower and decided(self.all.between(a, b))
 
         for name in ranked:
             if not any(better(other, name) for other in ranked if other != name):

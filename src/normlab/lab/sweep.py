@@ -181,7 +181,7 @@ def checked(sweep: Sweep) -> Sweep:
             try:
                 model_config(sweep.base.changed(**axes), task)
             except ValueError as error:
-                refused.append(Refused(axes=axes, reason=str(error)))
+                refused.append(Refused(axes=axes, reason=str(error), reason_zh=getattr(error, "chinese", None)))
     if len(refused) == len(sweep.cells()):
         raise ValueError(f"no cell of this sweep can be built: {refused[0].reason}")
     baseline = dict(sweep.baseline or sweep.cells()[0])

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import unknown
+from ..errors import Unbuildable, unknown
 from ..norms import NORMS, make_norm
 from ..placements import (
     PLACEMENTS,
@@ -120,27 +120,42 @@ class TransformerConfig:
         if isinstance(self.norm, str):
             check_options("norm option", NORMS[self.norm].layer, self.norm_options, ())
         if self.final_norm is not None and facts.has_own_ends:
-            raise ValueError(f"placement {self.placement!r} has its own ends; final_norm cannot be set")
+            raise Unbuildable(
+                f"placement {self.placement!r} has its own ends; final_norm cannot be set",
+                f"归一化位置 {self.placement!r} 有自己的首尾，不能设 final_norm",
+            )
         inside = facts.placement.inside
         if self.architecture == "convolution":
             if inside.norm_qkv or inside.scale_heads:
-                raise ValueError(f"placement {self.placement!r} reaches into attention, and a convolution has none")
+                raise Unbuildable(
+                    f"placement {self.placement!r} reaches into attention, and a convolution has none",
+                    f"归一化位置 {self.placement!r} 要伸进注意力，而卷积网络没有注意力",
+                )
             if self.qk_norm is not None:
-                raise ValueError("qk_norm belongs to attention, and a convolution has none")
+                raise Unbuildable(
+                    "qk_norm belongs to attention, and a convolution has none",
+                    "qk_norm 属于注意力，而卷积网络没有注意力",
+                )
         if inside.norm_qkv and self.qk_norm is not None:
-            raise ValueError(f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out")
+            raise Unbuildable(
+                f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out",
+                f"归一化位置 {self.placement!r} 已经对查询和键做归一化，不要再设 qk_norm",
+            )
         if self.architecture in ("decoder", "encoder-decoder"):
             self._causal_options()
         elif self.norm == "instance" and self._pools() and facts.ends_in_norm(self.final_norm):
-            raise ValueError(
+            raise Unbuildable(
                 f"norm 'instance' centres every channel over a sample's tokens, and the mean over tokens that the class scores "
                 f"are made from is then zero: with placement {self.placement!r} the model could not see its input. Use "
-                "another norm, or a placement that ends without one (none, rezero; or final_norm=False)"
+                "another norm, or a placement that ends without one (none, rezero; or final_norm=False)",
+                f"'instance' 归一化把每个通道对一个样本的词元取中心，而类别得分来自词元的平均，于是恒为零：归一化位置为 {self.placement!r} 时，"
+                "模型看不到输入。请换一种归一化，或用末尾没有归一化层的位置（none、rezero，或 final_norm=False）",
             )
         if self.checkpoint and self._reads_what_it_moves():
-            raise ValueError(
+            raise Unbuildable(
                 f"norm {self.norm!r} in its running form reads statistics that its own forward moves; recomputing it "
-                "(checkpoint=True) would give another result"
+                "(checkpoint=True) would give another result",
+                f"{self.norm!r} 归一化在运行形式下读取的统计量会被自己的前向改动；重新计算（checkpoint=True）的结果会不同",
             )
 
     def _pools(self) -> bool:
@@ -165,9 +180,12 @@ class TransformerConfig:
             return forms[self.causal_statistics]
         safe = ", ".join(n for n, f in NORMS.items() if not f.layer.over_tokens)
         offer = " or ".join(f"causal_statistics={form!r}" for form in forms)
-        raise ValueError(
+        either = " 或 ".join(f"causal_statistics={form!r}" for form in forms)
+        raise Unbuildable(
             f"norm {self.norm!r} takes statistics over {NORMS[self.norm].shares}: in a causal stack every token would see "
-            f"later ones in training. Use {offer + ', or ' if offer else ''}a norm that looks at one token ({safe})"
+            f"later ones in training. Use {offer + ', or ' if offer else ''}a norm that looks at one token ({safe})",
+            f"{self.norm!r} 归一化的统计量跨词元：在因果堆叠里，训练时每个词元都会看到后面的词元。请用{' ' + either + '，或' if either else ''}"
+            f"只看一个词元的归一化（{safe}）",
         )
 
     def _reads_what_it_moves(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answer import choices
-from ..diagnosis import FEW, diagnose
+from ..diagnosis import FEW, Finding, diagnose
 from ..errors import RunUnreadable
 from ..runs import (
     INFO,
@@ -84,7 +84,7 @@ def _of_sweep(folder: Path) -> Data:
         "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": None if grid is None else grid.planned, "failed": sum(t.outcome == "failed" for t in trials),
-        "verdict": summary.verdict.to_dict(),
+        "verdict": summary.verdict.to_dict(), "metric": summary.metric, "common_target": summary.common_target,
         "choices": [{"cells": names, "en": en, "zh": zh} for names, (en, zh) in choices(summary)],
         "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
@@ -94,7 +94,7 @@ def _of_sweep(folder: Path) -> Data:
         "depth": _depth({n: (shown[n], read.get(n, [])) for n in shown}),
         "findings": [{"cell": n, "lr": shown[n], **read[n][0]["found"]} for n in shown if read.get(n)],
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
-        "refused": [r.to_dict() for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
+        "refused": [{**r.to_dict(), "reason": {"en": r.reason, "zh": r.reason_zh or r.reason}} for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
         "facts": {
             **{k: getattr(summary, k) for k in ("task", "unit", "baseline", "blind", "target_loss", "created")},
             "steps": _span([c.steps for c in cells if c.steps is not None]) or summary.steps,
@@ -109,7 +109,9 @@ def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None
     def count(*outcomes: str) -> int:
         return sum(rate.count(*outcomes) for rate in cell.rates)
 
-    kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best", "choices")}
+    kept = {
+        k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best", "choices", "traits")
+    }
     return {**kept, "chosen": bool(cell.choices), "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
             "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed", "lost")}  # fmt: skip
 
@@ -134,9 +136,11 @@ def _failures(trials: Iterable[TrialResult]) -> list[Data]:
     for t in trials:
         if t.outcome in WRONG:
             cause = t.error or t.cause
+            chinese = cause if t.error else t.cause_zh or cause
             kind = re.sub(r"\d[\d.e+-]*", "0", cause or "")
             row = alike.setdefault((t.outcome, t.cell, t.lr, kind), {
-                "outcome": t.outcome, "cell": t.cell, "lr": t.lr, "cause": cause, "seeds": [], "steps": [],
+                "outcome": t.outcome, "cell": t.cell, "lr": t.lr, "cause": None if cause is None else {"en": cause, "zh": chinese}, "seeds": [], "steps": [],
+                "findings": [{"rule": f.rule, "en": f.en or f.rule, "zh": f.zh or f.en or f.rule} for f in t.findings],
             })  # fmt: skip
             row["seeds"].append(t.seed)
             row["steps"] += [t.diverged_at] if t.diverged_at is not None else []
@@ -201,11 +205,18 @@ def _digest(run: Run, steps: int = 0) -> Data:
 
 
 def _found(run: Run, seed: int | None, digest: Data) -> Data:
-    diagnosis = diagnose(run)
+    diagnosis, chinese = diagnose(run), diagnose(run, language="zh")
     # readings of one quantity: rules count these, and steps that only evaluated are none
     recorded = diagnosis.recorded if digest["recorded"] is None else digest["recorded"]
     return {"seed": seed, "recorded": recorded, "enough": recorded >= FEW,
-            "findings": [f.to_dict() for f in diagnosis.findings]}  # fmt: skip
+            "findings": [_finding(en, zh) for en, zh in zip(diagnosis.findings, chinese.findings, strict=True)]}  # fmt: skip
+
+
+def _finding(en: Finding, zh: Finding) -> Data:
+    """With its words in both languages."""
+    words = {key: {"en": getattr(en, key), "zh": getattr(zh, key)} for key in ("verdict", "why")}
+    tries = [{"en": a, "zh": b} for a, b in zip(en.try_, zh.try_, strict=True)]
+    return {**en.to_dict(), **words, "try": tries}
 
 
 def _of_run(folder: Path) -> Data:

@@ -20,7 +20,22 @@ from __future__ import annotations
 from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
 from .contents import STATUSES
 from .files import read_text, replace_file, replacing
-from .records import OUTCOMES, SUMMARY, Cell, Choice, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
+from .records import (
+    OUTCOMES,
+    SUMMARY,
+    Cell,
+    Choice,
+    Difference,
+    Estimate,
+    Rate,
+    Refused,
+    Result,
+    Summary,
+    Trait,
+    TrialFinding,
+    TrialResult,
+    Verdict,
+)
 from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
 from .sweep import (
     EQUAL,
@@ -58,6 +73,7 @@ __all__ = [
            "Cell",
            "Choice",
            "Difference",
+           "Estimate",
            "Grid",
            "Rate",
            "Refused",
@@ -65,6 +81,8 @@ __all__ = [
            "Run",
            "Series",
            "Summary",
+           "Trait",
+           "TrialFinding",
            "TrialResult",
            "Verdict",
            "Writer",

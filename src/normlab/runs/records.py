@@ -107,6 +107,17 @@ class Choice(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialFinding(Record):
+    """What the diagnosis says of a trial that did not train: its verdict in both languages."""
+
+    rule: Annotated[str, text]
+    severity: Text = None
+    site: Text = None  # None: the model as a whole
+    en: Text = None
+    zh: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result(Record):
     """How one training ended: ``result`` in its run.json."""
 
@@ -122,6 +133,8 @@ class Result(Record):
     curve: Annotated[tuple[tuple[float, float], ...], _curve] = ()  # (step, held-out loss)
     diverged_at: Figure = None  # step
     cause: Text = None  # of an outcome other than trained
+    cause_zh: Text = None  # the same in Chinese
+    findings: Annotated[tuple[TrialFinding, ...], tuple_of(TrialFinding.from_dict)] = ()  # of one that did not train
     error: Text = None  # of a program that broke
     seconds: Figure = None
     overhead_seconds: Figure = None  # outside steps and evaluations
@@ -180,6 +193,26 @@ class Difference(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimate(Record):
+    """A mean over seeds and its 95 % interval (Student t)."""
+
+    mean: Annotated[float, number]
+    low: Figure = None
+    high: Figure = None
+    n: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait(Record):
+    """What probes saw inside a cell's trials at its best rate: mean, lowest and highest over seeds."""
+
+    mean: Annotated[float, number]
+    low: Annotated[float, number]
+    high: Annotated[float, number]
+    n: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rate(Record):
     """A cell at one learning rate: mean and interval over seeds with a loss, and how all of them ended."""
 
@@ -226,6 +259,10 @@ class Cell(Record):
     tied_with_best: Flag = False  # another than the best, and not decided against it
     difference: Annotated[Difference | None, Difference.from_dict] = None  # from the baseline
     behind_best: Annotated[Difference | None, Difference.from_dict] = None
+    figures: Annotated[Mapping[str, Estimate], table_of(Estimate.from_dict)] = field(default_factory=dict)  # by metric
+    traits: Annotated[Mapping[str, Trait], table_of(Trait.from_dict)] = field(
+        default_factory=dict
+    )  # see normlab.answer.inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +271,7 @@ class Refused(Record):
 
     axes: AxisValues
     reason: Annotated[str, text]
+    reason_zh: Text = None  # the same in Chinese
 
     @property
     def name(self) -> str:
@@ -267,8 +305,12 @@ class Summary(Record):
     complete: Flag = True
     baseline: Text = None  # a cell's name
     best: Text = None  # another's, or the same
+    metric: Annotated[str, text] = "loss"  # what is ranked and compared
     margin: Figure = None  # differences within it count as none
     target_loss: Figure = None
+    common_target: Figure = (
+        None  # of the figures "to target": one that every compared trial reaches, unless another was asked for
+    )
     trials: Annotated[tuple[TrialResult, ...], tuple_of(TrialResult.from_dict)] = ()
     cells: Annotated[tuple[Cell, ...], tuple_of(Cell.from_dict)] = ()
     refused: Annotated[tuple[Refused, ...], tuple_of(Refused.from_dict)] = ()

@@ -223,11 +223,22 @@ def write_summary(folder: str | Path, summary: Summary) -> None:
         replace_file(Path(folder) / name, content)
 
 
+NOT_SINGLE = (
+    "axes",
+    "curve",
+    "rates",
+    "choices",
+    "findings",
+    "figures",
+    "traits",
+)  # no single values: not in the tables
+
+
 def _row(of: TrialResult | Cell) -> dict[str, Any]:
     """Single values; those of the differences come last."""
     found = of.to_dict()
     pairs = {name: found.pop(name, None) or {} for name in ("difference", "behind_best")}
-    single = {key: value for key, value in found.items() if key not in ("axes", "curve", "rates", "choices")}
+    single = {key: value for key, value in found.items() if key not in NOT_SINGLE}
     return {**single, **{f"{name}_{key}": value for name, pair in pairs.items() for key, value in pair.items()}}
 
 
