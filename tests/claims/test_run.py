@@ -77,8 +77,10 @@ def tiny(monkeypatch):
     return claim, measured
 
 
-def request(claim, folder, trained, **given) -> Request:
-    return Request(claims=[claim], budget="quick", folder=folder, workers=1, engine_of=lambda plan: InProcess(trained, given.pop("stop_after", None)), **given)  # fmt: skip
+def request(claim, folder, trained, stop_after=None, **given) -> Request:
+    return Request(
+        claims=[claim], budget="quick", folder=folder, workers=1, engine_of=lambda plan: InProcess(trained, stop_after), **given
+    )  # fmt: skip
 
 
 def test_from_training_to_a_verdict_and_nothing_twice(tiny, tmp_path):
@@ -91,7 +93,7 @@ def test_from_training_to_a_verdict_and_nothing_twice(tiny, tmp_path):
     (result,) = found.results
     assert result.verdict == "holds" and [c.n for c in result.checks] == [3, 3] and result.level == pytest.approx(0.975)
     assert len(trained) == 6 and measured == [3]
-    assert heard[0] == ("design", "drawn", 0, 6) and heard[-1] == ("trial", "tiny", 6, 6)
+    assert heard[0] == ("design", "tiny", 0, 6) and heard[-2:] == [("trial", "tiny", 6, 6), ("design", "drawn", 6, 6)]
     again = run(request(claim, tmp_path, trained))
     assert again.results == found.results and len(trained) == 6 and measured == [3]
     assert read_claims(tmp_path).results == found.results
@@ -104,7 +106,7 @@ def test_an_interruption_keeps_what_is_finished(tiny, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(request(claim, tmp_path, trained, stop_after=2))
     partly = read_claims(tmp_path)
-    assert partly.results[0].verdict == "undecided" and partly.results[0].reason == "unfinished"
+    assert partly.results[0].verdict == "not run" and partly.results[0].reason == "unfinished"
     assert run(request(claim, tmp_path, trained)).results[0].verdict == "holds" and len(trained) == 6
 
 

@@ -17,6 +17,8 @@ from ...lab import Experiment, Sweep
 from ...runs import BUDGETS, Evidence, Run, TrialResult, trial_folder
 from ..claim import Words
 
+Axes = dict[str, Sequence[Any]]  # of a sweep
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

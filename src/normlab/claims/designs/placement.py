@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...lab import Sweep
 from ...runs import Evidence, TrialResult
-from .base import Found, Size, Trained, Trials, arms_of, at_best_rate, text_experiment
+from .base import Axes, Found, Size, Trained, Trials, arms_of, at_best_rate, text_experiment
 
 WARM = 0.5  # share of the steps
 
@@ -18,8 +18,8 @@ def _warmth(trial: TrialResult) -> str:
 
 
 def _warm_up(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
-    axes = {"placement": ["post", "pre"], "warmup": [0.0, WARM], "seed": list(seeds)}
-    shallow = {"placement": ["post"], "warmup": [0.0, WARM], "seed": list(seeds)}
+    axes: Axes = {"placement": ["post", "pre"], "warmup": [0.0, WARM], "seed": list(seeds)}
+    shallow: Axes = {"placement": ["post"], "warmup": [0.0, WARM], "seed": list(seeds)}
     return {"eight": Sweep(base=text_experiment(size), axes=axes),
             "two": Sweep(base=text_experiment(size, num_layers=2), axes=shallow)}  # fmt: skip
 
@@ -39,7 +39,7 @@ WARM_UP = Trained(
 
 
 def _other_norms(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
-    axes = {"norm": ["rms"], "placement": ["post", "pre"], "warmup": [0.0, WARM], "seed": list(seeds)}
+    axes: Axes = {"norm": ["rms"], "placement": ["post", "pre"], "warmup": [0.0, WARM], "seed": list(seeds)}
     return {"rms": Sweep(base=text_experiment(size), axes=axes)}
 
 
@@ -106,7 +106,7 @@ EFFECTIVE_DEPTH = Trained(
 
 
 def _depth_or_width(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
-    axes = {"lr": list(size.rates), "seed": list(seeds)}
+    axes: Axes = {"lr": list(size.rates), "seed": list(seeds)}
     shapes = {"deep": {"num_layers": 8, "dim": 48}, "wide": {"num_layers": 2, "dim": 96}}
     return {name: Sweep(base=text_experiment(size, warmup=0.1, schedule="cosine").changed(**shape), axes=axes)
             for name, shape in shapes.items()}  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...lab import Sweep
 from ...runs import Evidence, TrialResult
-from .base import Found, Size, Trained, Trials, arms_of, at_best_rate, text_experiment
+from .base import Axes, Found, Size, Trained, Trials, arms_of, at_best_rate, text_experiment
 from .text_and_images import digits_experiment
 
 LEARNED = 0.2  # nats below a blind predictor: what counts as training at a rate
@@ -19,7 +19,7 @@ def _arm(trial: TrialResult) -> str:
 
 def _rates(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
     base = text_experiment(size, warmup=0.0)
-    axes = {"placement": ["pre", "none"], "lr": list(size.rates), "seed": list(seeds)}
+    axes: Axes = {"placement": ["pre", "none"], "lr": list(size.rates), "seed": list(seeds)}
     return {"rates": Sweep(base=base, axes=axes)}
 
 
@@ -84,7 +84,7 @@ EQUIVALENCE = Trained(
 
 
 def _accuracy(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
-    axes = {"placement": ["pre", "none"], "lr": list(size.rates), "seed": list(seeds)}
+    axes: Axes = {"placement": ["pre", "none"], "lr": list(size.rates), "seed": list(seeds)}
     return {"digits": Sweep(base=digits_experiment(size), axes=axes)}
 
 

@@ -77,13 +77,13 @@ def update(placement: str, layers: int, seed: int) -> float:
     batch = task.batch(seed, 1, 8)
     stack: nn.Module = model.stack  # type: ignore[assignment]
     hidden: list[Tensor] = []
-    hook = stack.register_forward_hook(lambda _m, _i, y: hidden.append(y.detach()) and None)
+    hook = stack.register_forward_hook(lambda _module, _inputs, y: hidden.append(y.detach()))  # type: ignore[func-returns-value]
     task.loss(model, batch).backward()
     moved = copy.deepcopy({n: p.grad for n, p in stack.named_parameters() if p.grad is not None})
     with torch.no_grad():
         for name, parameter in stack.named_parameters():
             if name in moved:
-                parameter -= STEP * moved[name]
+                parameter.sub_(STEP * moved[name])
         task.loss(model, batch)
     hook.remove()
     return float((hidden[1] - hidden[0]).square().mean().sqrt()) / STEP

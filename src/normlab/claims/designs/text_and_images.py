@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...lab import Experiment, Sweep
 from ...runs import Evidence, TrialResult
-from .base import Found, Size, Trained, Trials, at_best_rate, text_experiment
+from .base import Axes, Found, Size, Trained, Trials, at_best_rate, text_experiment
 
 
 def digits_experiment(size: Size, **changes: object) -> Experiment:
@@ -31,8 +31,8 @@ def drift(found: Trials, trial: TrialResult, probe: str = "batch_mean_distance")
 def _text_and_images(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
     text = text_experiment(size, warmup=0.1, schedule="cosine", clip=1.0).changed(num_layers=4)
     digits = digits_experiment(size)
-    rates = {"lr": list(size.rates), "seed": list(seeds)}
-    watched = {"norm": ["batch"], "seed": list(seeds)}
+    rates: Axes = {"lr": list(size.rates), "seed": list(seeds)}
+    watched: Axes = {"norm": ["batch"], "seed": list(seeds)}
     # Batch statistics as NLP pools them, over batch and tokens: in an encoder, where they may. Both see 512 tokens per batch.
     return {
         "text": Sweep(base=text, axes={"norm": ["layer", "batch", "power"], **rates}),
@@ -84,7 +84,7 @@ PADDING = Trained(
 
 def _small_batches(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
     """``steps`` are those at 32 images; smaller batches take more, for the same number of images."""
-    axes = {"norm": ["batch", "layer", "group"], "lr": list(size.rates), "seed": list(seeds)}
+    axes: Axes = {"norm": ["batch", "layer", "group"], "lr": list(size.rates), "seed": list(seeds)}
     return {f"{images} images": Sweep(base=digits_experiment(size, batch_size=images, steps=size.steps * 32 // images), axes=axes)
             for images in (2, 8, 32)}  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,14 @@ B, L, D = 3, 5, 11  # text: sentences, tokens, features
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def given(norm: Any, gain: Tensor, bias: Tensor | None = None) -> None:
+    """Gain and bias of a layer become these."""
+    with torch.no_grad():
+        norm.weight.copy_(gain)
+        if bias is not None:
+            norm.bias.copy_(bias)
 
 
 def moved_by_one_cell(norm: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -110,7 +119,7 @@ def order() -> dict[str, float]:
     with torch.no_grad():
         found = {"batch_keeps_samples": kept(x.T, batch(x).T), "layer_keeps_features": kept(x, layer(x)),
                  "batch_keeps_features": kept(x, batch(x)), "layer_keeps_samples": kept(x.T, layer(x).T)}  # fmt: skip
-        layer.weight.copy_(drawn(D, seed=8))
+        given(layer, drawn(D, seed=8))
         return {**found, "layer_keeps_features_with_gain": kept(x, layer(x))}
 
 

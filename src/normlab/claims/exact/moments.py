@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from ...norms import BatchNorm, LayerNorm, RMSNorm
-from .axes import drawn
+from .axes import drawn, given
 
 D = 257
 
@@ -20,8 +20,7 @@ def standardized() -> dict[str, float]:
     norm = LayerNorm(D).double()
     with torch.no_grad():
         y, tiny = norm(x), norm(1e-3 * x)
-        norm.weight.copy_(drawn(D, seed=11))
-        norm.bias.copy_(drawn(D, seed=12))
+        given(norm, drawn(D, seed=11), drawn(D, seed=12))
         after = norm(x)
 
     def variance(t: Tensor) -> float:
@@ -37,8 +36,7 @@ def batch_standardized() -> dict[str, float]:
     norm = BatchNorm(7).double().train()
     with torch.no_grad():
         y = norm(x)
-        norm.weight.copy_(torch.sqrt(x.var(0, correction=0) + norm.eps))
-        norm.bias.copy_(x.mean(0))
+        given(norm, torch.sqrt(x.var(0, correction=0) + norm.eps), x.mean(0))
         back = norm(x)
     return {"mean": float(y.mean(0).abs().max()), "variance": float((y.var(0, correction=0) - 1).abs().max()),
             "restored": float((back - x).abs().max())}  # fmt: skip
@@ -50,10 +48,8 @@ def formula() -> dict[str, float]:
     rows = drawn(5, d, seed=15)
     gain, bias = drawn(d, seed=16), drawn(d, seed=17)
     layer, rms = LayerNorm(d).double(), RMSNorm(d, eps=eps).double()
-    with torch.no_grad():
-        layer.weight.copy_(gain)
-        layer.bias.copy_(bias)
-        rms.weight.copy_(gain)
+    given(layer, gain, bias)
+    given(rms, gain)
 
     def written(row: list[float], correction: int) -> list[float]:
         mean = math.fsum(row) / d
@@ -178,8 +174,7 @@ def affine_only_rescales() -> dict[str, float]:
     with torch.no_grad():
         plain = norm(x)
         gain, bias = drawn(5, seed=25), drawn(5, seed=26)
-        norm.weight.copy_(gain)
-        norm.bias.copy_(bias)
+        given(norm, gain, bias)
         y = norm(x)
     shape = [abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) for a, b in zip(plain.T, y.T, strict=True)]
     deviation = y.std(0, correction=0) / plain.std(0, correction=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...norms import BatchNorm, LayerNorm, RMSNorm, ScaleNorm
-from .axes import drawn
+from .axes import drawn, given
 
 D = 64
 TINY = 1e-30  # for an eps that does nothing
@@ -24,10 +25,9 @@ def radius() -> dict[str, float]:
                   f"spread_{d}": float(lengths.std() / lengths.mean()), f"off_plane_{d}": float(y.sum(-1).abs().max())}  # fmt: skip
     norm = LayerNorm(D, eps=TINY).double()
     with torch.no_grad():
-        norm.weight.copy_(drawn(D, seed=31))
-        norm.bias.copy_(drawn(D, seed=32))
+        gain, bias = drawn(D, seed=31), drawn(D, seed=32)
+        given(norm, gain, bias)
         y = norm(drawn(101, D, seed=33))
-        gain, bias = norm.weight, norm.bias
         ellipsoid = ((y - bias) / gain).square().sum(-1).sqrt()
     lengths = torch.linalg.vector_norm(y, dim=-1)
     return {**found, "spread_behind_gain": float(lengths.std() / lengths.mean()),
@@ -61,16 +61,16 @@ def information() -> dict[str, float]:
     d = 16
     x = drawn(d, seed=35)
     layer, rms = LayerNorm(d, eps=TINY, elementwise_affine=False), RMSNorm(d, eps=TINY, elementwise_affine=False)
-    batch = BatchNorm(d).double()
+    batch: Any = BatchNorm(d).double()
     with torch.no_grad():
         batch.running_mean.copy_(drawn(d, seed=36))
         batch.running_var.copy_(drawn(d, seed=37).square() + 0.1)
-        batch.weight.copy_(drawn(d, seed=38))
-        batch.bias.copy_(drawn(d, seed=39))
+        gain, bias = drawn(d, seed=38), drawn(d, seed=39)
+        given(batch, gain, bias)
         batch.eval()
         rows = drawn(9, 7, d, seed=40)
         y = batch(rows)
-        back = (y - batch.bias) / batch.weight * torch.sqrt(batch.running_var + batch.eps) + batch.running_mean
+        back = (y - bias) / gain * torch.sqrt(batch.running_var + batch.eps) + batch.running_mean
     training = BatchNorm(d, affine=False).double().train()
     z, deviation = training(rows), rows.flatten(0, 1).std(0, correction=0)
     apart_before, apart_after = rows[0, 0] - rows[3, 5], (z[0, 0] - z[3, 5]) * torch.sqrt(deviation**2 + training.eps)
@@ -104,8 +104,7 @@ def similarity() -> dict[str, float]:
     plain = LayerNorm(D, eps=TINY, elementwise_affine=False)(x)
     norm = LayerNorm(D, eps=TINY).double()
     with torch.no_grad():
-        norm.weight.copy_(1 + 0.5 * drawn(D, seed=44))
-        norm.bias.copy_(drawn(D, seed=45))
+        given(norm, 1 + 0.5 * drawn(D, seed=44), drawn(D, seed=45))
         affine = norm(x)
 
     def cosines(t: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ...placements import PLACEMENTS, PostNorm, PreNorm, deepnorm_scales
 from .axes import drawn
 
 
-def _model(placement: str, num_layers: int = 3, dim: int = 32, **settings: Any) -> nn.Module:
+def _model(placement: str, num_layers: int = 3, dim: int = 32, **settings: Any) -> Any:
     torch.manual_seed(0)
     config = TransformerConfig(
         placement=placement, num_layers=num_layers, dim=dim, num_heads=4, num_classes=5, **settings

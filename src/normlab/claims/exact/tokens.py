@@ -5,17 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...norms import BatchNorm, LayerNorm
-from .axes import drawn
+from ...norms import BatchNorm, LayerNorm, RMSNorm
+from .axes import drawn, given
 
 B, L, D = 7, 13, 29
 
 
 def _layer() -> LayerNorm:
     norm = LayerNorm(D).double()
-    with torch.no_grad():
-        norm.weight.copy_(drawn(D, seed=50))
-        norm.bias.copy_(drawn(D, seed=51))
+    given(norm, drawn(D, seed=50), drawn(D, seed=51))
     return norm
 
 
@@ -93,14 +91,12 @@ def folding() -> dict[str, float]:
     norm, linear = _layer(), torch.nn.Linear(D, 31).double()
     x = drawn(B, L, D, seed=57)
     plain = LayerNorm(D, elementwise_affine=False)
-    weight = linear.weight * norm.weight
-    bias = linear.bias + linear.weight @ norm.bias
+    weight = linear.weight * drawn(D, seed=50)
+    bias = linear.bias + linear.weight @ drawn(D, seed=51)
     folded = torch.nn.functional.linear(plain(x), weight, bias)
     feeds = drawn(D, 17, seed=58)
     centred = feeds - feeds.mean(0, keepdim=True)
     hidden = drawn(B, L, 17, seed=59)
-    from ...norms import RMSNorm
-
     rms = RMSNorm(D, eps=1e-5, elementwise_affine=False)
     return {"folded": apart(linear(norm(x)), folded), "gain_left_out": apart(linear(norm(x)), linear(plain(x))),
             "layer_as_rms": apart(plain(hidden @ feeds.T), rms(hidden @ centred.T)),
