@@ -19,6 +19,7 @@ from . import (
     completion,
     diagnose,
     doctor,
+    explore,
     inspect,
     listing,
     lr_range,
@@ -43,6 +44,7 @@ EXAMPLES = """examples:
   normlab claims --quick            the folklore on trial: what holds, what does not, with numbers
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
+  normlab explore                   play with norms and placements in a browser
   normlab numerics                  largest errors against float64
   normlab completion bash           completion for your shell
 """
@@ -61,6 +63,7 @@ VERBS: dict[str, Any] = {
     "claims": claims.run,
     "train": train.run,
     "report": report.run,
+    "explore": explore.run,
     "completion": completion.run,
     "numerics": numerics.run,
 }
@@ -90,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         claims,
         train,
         report,
+        explore,
         completion,
         numerics,
     ):
