@@ -92,10 +92,10 @@ def _estimated(check: Check, checks: Sequence[Check], evidence: Evidence, level:
         compared = Differences({check.quantity: values, NOTHING: dict.fromkeys(values, 0.0)}, level)
         pair = (check.quantity, NOTHING)
     else:
-        return _result(check, math.nan, -math.inf, math.inf, 0, None)
+        return unmeasured(check)
     found = compared.between(*pair)
     if found is None:  # no seed in common
-        return _result(check, math.nan, -math.inf, math.inf, 0, None)
+        return unmeasured(check)
     low = -math.inf if found.low is None else found.low
     high = math.inf if found.high is None else found.high
     needed = _seeds_needed(check, compared, pair, low, high)
@@ -123,6 +123,11 @@ def _seeds_needed(check: Check, compared: Differences, pair: tuple[str, str], lo
         if (plan := Differences({**moved, **rest}, compared.level).seeds_needed(*pair)) is not None:
             plans.append(plan.about)
     return min(plans, default=None)
+
+
+def unmeasured(check: Check) -> CheckResult:
+    """What is known of a number before anything is measured: its range."""
+    return _result(check, math.nan, -math.inf, math.inf, 0, None)
 
 
 def _result(check: Check, value: float, low: float, high: float, n: int, needed: int | None) -> CheckResult:

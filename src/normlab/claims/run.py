@@ -94,7 +94,8 @@ def run(request: Request) -> ClaimsRun:
                 progress.trials += len(planned.missing)
                 progress.total += sum(map(progress.work, planned.missing))
     evidence: dict[str, Evidence] = {}
-    measured = {claim.id: _exact(claim) for claim in request.claims}
+    taken: dict[object, Evidence] = {}  # claims share measurements
+    measured = {claim.id: _exact(claim, taken) for claim in request.claims}
     found = _judged(request, evidence, measured, started)
     for design in designs:
         progress.design = design.name
@@ -109,8 +110,12 @@ def run(request: Request) -> ClaimsRun:
     return found
 
 
-def _exact(claim: Claim) -> Evidence:
-    return Evidence() if claim.measure is None else Evidence(numbers=dict(claim.measure()))
+def _exact(claim: Claim, taken: dict[object, Evidence]) -> Evidence:
+    if claim.measure is None:
+        return Evidence()
+    if claim.measure not in taken:
+        taken[claim.measure] = Evidence(numbers=dict(claim.measure()))
+    return taken[claim.measure]
 
 
 def _train(planned: Plan, request: Request, progress: Progress) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..runs import CheckResult, ClaimResult
 from .claim import Claim, Words
+from .judge import unmeasured
 
 LANGUAGES = ("en", "zh")
 
@@ -76,9 +77,9 @@ def claimed_range(check: CheckResult, lang: str) -> str:
 
 
 def measured(check: CheckResult, lang: str) -> str:
-    """The number with its interval and seeds."""
+    """The number with its interval and seeds; of a fact, where it was read."""
     if check.value is None:
-        return "-"
+        return check.quantity if check.least is None and check.most is None else "-"
     if not check.n:
         return figure(check.value)
     low, high = (pick(("unknown", "未知"), lang) if v is None else figure(v) for v in (check.low, check.high))
@@ -89,6 +90,12 @@ def measured(check: CheckResult, lang: str) -> str:
         ),
         lang,
     )
+
+
+def declared(claim: Claim) -> list[CheckResult]:
+    """The claim's numbers and ranges, nothing measured."""
+    known = [unmeasured(check) for check in claim.checks]
+    return known + [CheckResult(quantity=f.source, core=f.core, outcome="undecided") for f in claim.facts]
 
 
 def what_of(claim: Claim, number: int) -> Words:
@@ -113,7 +120,7 @@ def summary_line(results: Sequence[ClaimResult], expected: float, lang: str) -> 
         joint = "，"
     false = pick((f"Of the verdicts from samples, at most {expected:.1f} are expected to be wrong by chance (5 % each).",
                   f"由抽样得出的结论里，预期至多 {expected:.1f} 条因偶然出错（每条 5 %）。"), lang)  # fmt: skip
-    return joint.join(parts) + stop + false
+    return joint.join(parts) + (stop + false if expected else pick((".", "。"), lang))
 
 
 def deciding(claim: Claim, result: ClaimResult, lang: str) -> str:
@@ -124,4 +131,4 @@ def deciding(claim: Claim, result: ClaimResult, lang: str) -> str:
     ranked = sorted(enumerate(result.checks), key=lambda c: (order.index(c[1].outcome), not c[1].core, c[0]))
     number, check = ranked[0]
     said = pick(what_of(claim, number), lang)
-    return said if check.value is None else f"{said}: {measured(check, lang)}"
+    return said if check.value is None else f"{said}{pick((': ', '：'), lang)}{measured(check, lang)}"

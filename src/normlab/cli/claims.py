@@ -30,7 +30,8 @@ WORDS = {
     "says": ("claim", "说法"), "how": ("test", "检验"), "design": ("experiment", "实验"), "literature": ("literature", "文献"),
     "claimed": ("as claimed", "说法要求"), "measured": ("measured", "实测"), "part": ("part", "部分"), "core": ("core", "核心"),
     "reach": ("reach", "外延"), "outcome": ("outcome", "结果"), "again": ("run it again", "重新运行"),
-    "budget": ("reached at budget {budget}, {machine}, {created}", "所用预算 {budget}，{machine}，{created}"),
+    "why": ("why", "原因"), "open": ("open", "尚缺"), "run": ("run", "运行"),
+    "budget": ("budget {budget}, {machine}, {created}", "预算 {budget}，{machine}，{created}"),
     "seeds": ("about {n} more seeds would decide, if mean and spread held", "若均值和离散程度不变，再加约 {n} 个种子可有定论"),
     "none": ("no shipped verdict", "没有随包附带的结论"),
     "title": ("claims, budget {budget}", "各条说法，预算 {budget}"),
@@ -162,36 +163,35 @@ def _show_one(claim: Claim, result: ClaimResult | None, run: ClaimsRun | None, l
     from ..claims import words
     from ..claims.designs import DESIGNS
 
-    say_wrapped(
-        f"{claim.id} ({claim.source}, {words.pick(words.KIND[claim.kind], lang)}): {words.pick(claim.says, lang)}",
-        "    ",
-    )
-    say_wrapped(f"  {_said('how', lang)}: {words.pick(claim.how, lang)}", "    ")
+    def line(key: str, text: str) -> None:
+        say_wrapped(f"  {_said(key, lang)}{words.pick((': ', '：'), lang)}{text}", "    ")
+
+    kind = words.pick(words.KIND[claim.kind], lang)
+    say_wrapped(f"{claim.id} ({claim.source}, {kind}) {words.pick(claim.says, lang)}", "    ")
+    line("how", words.pick(claim.how, lang))
     for name in claim.designs:
         if name in DESIGNS:
-            say_wrapped(f"  {_said('design', lang)} {name}: {words.pick(DESIGNS[name].about, lang)}", "    ")
+            line("design", f"{name}{words.pick((': ', '：'), lang)}{words.pick(DESIGNS[name].about, lang)}")
     if claim.literature is not None:
-        say_wrapped(f"  {_said('literature', lang)}: {words.pick(claim.literature, lang)}", "    ")
-    if result is None or run is None:
-        say(f"  {_said('none', lang)}")
-    else:
-        say_wrapped(f"  {_said('verdict', lang)}: {words.pick(words.VERDICT[result.verdict], lang)}", "    ")
-        if why := words.reason(result, claim, lang):
-            say_wrapped(f"  {why}", "    ")
-        if result.checks:
-            rows = [[words.pick(words.what_of(claim, i), lang), _said("core" if c.core else "reach", lang),
-                     words.claimed_range(c, lang), words.measured(c, lang), words.pick(words.OUTCOME[c.outcome], lang)]
-                    for i, c in enumerate(result.checks)]  # fmt: skip
-            table("", [_said(k, lang) for k in ("number", "part", "claimed", "measured", "outcome")], rows)
+        line("literature", words.pick(claim.literature, lang))
+    line("verdict", _said("none", lang) if result is None else words.pick(words.VERDICT[result.verdict], lang))
+    if result is not None and (why := words.reason(result, claim, lang)):
+        line("why", why)
+    checks = words.declared(claim) if result is None else result.checks
+    if checks:
+        rows = [[words.pick(words.what_of(claim, i), lang), _said("core" if c.core else "reach", lang),
+                 words.claimed_range(c, lang), words.measured(c, lang), "-" if result is None else words.pick(words.OUTCOME[c.outcome], lang)]
+                for i, c in enumerate(checks)]  # fmt: skip
+        table("", [_said(k, lang) for k in ("number", "part", "claimed", "measured", "outcome")], rows)
+    flag = ""
+    if result is not None and run is not None:
         if result.further_seeds is not None:
-            say_wrapped(f"  {_said('seeds', lang, n=result.further_seeds)}", "    ")
+            line("open", _said("seeds", lang, n=result.further_seeds))
         cpu = run.machine.get("cpu", "") if isinstance(run.machine, dict) else ""
-        say_wrapped(
-            f"  {_said('budget', lang, budget=words.pick(words.BUDGET[result.budget], lang), machine=cpu, created=run.created)}",
-            "    ",
-        )
-    flag = {"quick": " --quick", "full": " --full"}.get("" if result is None else result.budget, "")
-    say(f"  {_said('again', lang)}: normlab claims --only {claim.id}{flag}")
+        budget = words.pick(words.BUDGET[result.budget], lang)
+        line("run", _said("budget", lang, budget=budget, machine=cpu, created=(run.created or "")[:10]))
+        flag = {"quick": " --quick", "full": " --full"}.get(result.budget, "")
+    line("again", f"normlab claims --only {claim.id}{flag}")
 
 
 def _table(rows: list[tuple[Claim, ClaimResult | None]], lang: str, budget: str) -> None:

@@ -62,7 +62,7 @@ CLAIMS = (
         designs=("effective-depth",),
         checks=(
             Check(quantity="angle of last over first, pre", most=0.7, what=("pre-norm: angle of the last block over the first's", "前置归一化：末块角度比首块角度")),
-            Check(quantity="angle of last over first, post", least=0.7, core=False, what=("post-norm: the same", "后置归一化：同上")),
+            Check(quantity="angle of last over first, post", least=0.7, core=False, what=("post-norm: angle of the last block over the first's", "后置归一化：末块角度比首块角度")),
         ),
         literature=("Sun et al. 2025 (arXiv 2502.05795) call it the curse of depth: deep blocks of Pre-LN models can be left out.", "Sun 等 2025（arXiv 2502.05795）称之为深度诅咒：Pre-LN 模型的深层块可以去掉。"),
     ),

@@ -14,7 +14,7 @@ CLAIMS = (
         facts=(Fact(what=("The papers' titles say Batch Normalization and Layer Normalization", "论文题目写的是 Batch Normalization 与 Layer Normalization"), source="arXiv 1502.03167, 1607.06450", agrees=True),),
         checks=(
             Check(quantity="layer", least=1e-6, core=False, what=("LayerNorm: distance from a division by a vector norm", "LayerNorm：与除以向量范数之差")),
-            Check(quantity="rms", least=1e-6, core=False, what=("RMSNorm: the same", "RMSNorm：同上")),
+            Check(quantity="rms", least=1e-6, core=False, what=("RMSNorm: distance from a division by a vector norm", "RMSNorm：与除以向量范数之差")),
         ),
     ),
     Claim(

@@ -27,7 +27,7 @@ CLAIMS = (
         designs=("text-and-images",),
         checks=(
             Check(quantity="drift of the mean, text over digits", least=0.0, what=("log2 of the distance of means, text over digits", "均值距离之比的对数 log2，文本比手写数字")),
-            Check(quantity="drift of the mean, text over digits", least=1.0, core=False, what=("the same; far further: at least twofold", "同上；“远得多”：至少两倍")),
+            Check(quantity="drift of the mean, text over digits", least=1.0, core=False, what=("log2 of the distance of means, text over digits (far further: at least twofold)", "均值距离之比的对数 log2，文本比手写数字（“远得多”：至少两倍）")),
         ),
         literature=("Shen et al. 2020 (abstract): statistics of language data fluctuate strongly across batches.", "Shen 等 2020（摘要）：语言数据的统计量在批之间波动很大。"),
     ),
@@ -74,8 +74,8 @@ CLAIMS = (
         measure=tokens.future,
         checks=(
             Check(quantity="batch", least=1e-3, what=("BatchNorm in training: gradient from the future", "训练时 BatchNorm：来自后文的梯度")),
-            Check(quantity="layer", most=0.0, what=("LayerNorm: the same", "LayerNorm：同上")),
-            Check(quantity="batch_in_evaluation", least=1e-9, core=False, what=("BatchNorm in evaluation: the same (unfit always: above 0)", "评估时 BatchNorm：同上（若总不适合则大于 0）")),
+            Check(quantity="layer", most=0.0, what=("LayerNorm: gradient from the future", "LayerNorm：来自后文的梯度")),
+            Check(quantity="batch_in_evaluation", least=1e-9, core=False, what=("BatchNorm in evaluation: gradient from the future (unfit always: above 0)", "评估时 BatchNorm：来自后文的梯度（若总不适合则大于 0）")),
         ),
     ),
     Claim(
@@ -131,7 +131,7 @@ CLAIMS = (
         how=("Lengths behind LayerNorm without gain and bias at widths 8, 64 and 768", "宽 8、64、768 时不带增益偏置的 LayerNorm 输出的长度"),
         measure=sphere.radius,
         checks=(
-            Check(quantity="radius_64", least=0.99, most=1.01, what=("radius at width 64 (measured: sqrt(64) = 8)", "宽 64 时的半径（实测 √64 = 8）")),
+            Check(quantity="radius_64", least=0.99, most=1.01, what=("radius at width 64 (sqrt(64) = 8)", "宽 64 时的半径（√64 = 8）")),
             Check(quantity="radius_768", least=0.99, most=1.01, what=("radius at width 768 (sqrt(768) = 27.7)", "宽 768 时的半径（√768 = 27.7）")),
         ),
         literature=("Brody et al. 2023 (arXiv 2305.02582): the sphere lies in the hyperplane of vectors without a mean; gain makes it an ellipsoid, bias shifts it.", "Brody 等 2023（arXiv 2305.02582）：球面位于均值为零的超平面内；增益使它变成椭球，偏置使它平移。"),
@@ -151,7 +151,7 @@ CLAIMS = (
         checks=(
             Check(quantity="cosine_against_pearson", most=1e-12, what=("cosine against the correlation of the inputs", "余弦与输入相关系数之差")),
             Check(quantity="same_neighbours", least=1.0, what=("share of tokens with the same neighbour by both", "两种最近邻相同的比例")),
-            Check(quantity="same_neighbours_with_gain", least=1.0, core=False, what=("the same with gain and bias", "带增益偏置时的同一比例")),
+            Check(quantity="same_neighbours_with_gain", least=1.0, core=False, what=("share of tokens with the same neighbour by both, with gain and bias", "带增益偏置时，两种最近邻相同的比例")),
         ),
     ),
 )  # fmt: skip
