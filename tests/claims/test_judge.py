@@ -143,25 +143,25 @@ TRUTHS = [
 ]
 
 
-def held(truth, seeds: int, runs: int) -> None:
+def faults(truth, seeds: int, runs: int) -> list[str]:
+    """More wrong verdicts than one in twenty, with two deviations of the simulation; or too few right ones."""
     of, effect, slope, wrong, reached = truth
     found = rates(of, effect, seeds, runs, slope)
     allowed = ERROR + 2 * math.sqrt(ERROR * (1 - ERROR) / runs)
-    assert sum(found[v] for v in wrong) <= allowed, found
-    if reached is not None and seeds >= 5:
-        assert found[reached] >= 0.9, found
+    said = [f"wrong: {found}"] if sum(found[v] for v in wrong) > allowed else []
+    return said + ([f"weak: {found}"] if reached is not None and seeds >= 5 and found[reached] < 0.9 else [])
 
 
 @pytest.mark.parametrize("truth", TRUTHS, ids=[f"{i}" for i in range(len(TRUTHS))])
 def test_planted_truth(truth):
-    held(truth, 5, 200)
+    assert not faults(truth, 5, 200)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("truth", TRUTHS, ids=[f"{i}" for i in range(len(TRUTHS))])
 def test_planted_truth_at_length(truth, seeds):
-    held(truth, seeds, 3000)
+    assert not faults(truth, seeds, 3000)
 
 
 def test_a_small_effect_holds_with_conditions():
