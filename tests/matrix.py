@@ -97,7 +97,8 @@ class Environment:
         newest = ["--upgrade"] if self.asked == "torch" else []
         if not self._pip("-c", str(pins), *newest, self.asked):
             raise SystemExit(f"{self.asked} cannot be installed")
-        had = f"torch=={self.ask('import torch; print(torch.__version__)')}"
+        version = self.ask("import importlib.metadata as m; print(m.version('torch'))")  # as pip knows it
+        had = f"torch=={version}"
         self._pip("--no-deps", "--force-reinstall", str(wheel))
         if self._pip("-c", str(pins), f"{wheel}[dev]", had):
             return []

@@ -53,6 +53,7 @@ def kernels_in(folder: Path) -> set[str]:
     return {p.name.split("_", 1)[1].split(".")[0] for p in (folder / "build" / "CMakeFiles").glob("kernels_*.dir")}
 
 
+@pytest.mark.nightly  # reading the kernels for every instruction set takes ten seconds
 def test_a_usable_compiler_gives_every_instruction_set(tmp_path):
     reason, _ = configure(tmp_path, str(COMPILER))
     assert reason is None and {"baseline"} <= kernels_in(tmp_path)
@@ -73,6 +74,7 @@ def test_a_compiler_that_cannot_read_the_kernels_is_named_with_its_error(tmp_pat
     assert "building without native kernels" in said and not kernels_in(tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="one instruction set")
 @pytest.mark.parametrize(
     ("flag", "left"), [("-mavx512f", {"baseline"}), ("-mavx512bf16", {"baseline", "avx2", "avx512"})]

@@ -80,7 +80,9 @@ def watched_step(tmp_path):
 
 
 def comparison(tmp_path):
-    command = "compare --steps 2 --norm layer,rms --placement pre --lr 1e-3 --seeds 1 --workers 1 --set num_layers=1 --set dim=16"
+    command = (
+        "compare --steps 2 --norm rms --placement pre --lr 1e-3 --seeds 1 --workers 1 --set num_layers=1 --set dim=16"
+    )
     assert cli.main([*command.split(), "--out", str(tmp_path / "sweep")]) == 0
 
 
