@@ -22,6 +22,7 @@ from pathlib import Path
 from normlab.kernels import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTENSION = getattr(cpu.native, "_extension", cpu.native).__file__  # as installed
 KERNELS = "tests/kernels/test_kernels.py"
 
 
@@ -33,6 +34,10 @@ class Mutation:
     new: str
     tests: str  # pytest -k expression
     module: str = KERNELS
+
+    @property
+    def native(self) -> bool:
+        return self.file.startswith("csrc")
 
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
@@ -244,8 +249,12 @@ def drill(mutations: list[Mutation]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copy_tree(tree)
-        build(tree)
-        print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+        native = any(m.native for m in mutations)
+        if native:
+            build(tree)
+            print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+        else:
+            shutil.copy(EXTENSION, tree / "src" / "normlab" / "kernels")
         expressions: dict[str, dict[str, None]] = {}
         for m in mutations:
             expressions.setdefault(m.module, {})[m.tests] = None
@@ -256,13 +265,12 @@ def drill(mutations: list[Mutation]) -> int:
                 return 2
         print(f"all tests used are green without a mutation, {time.monotonic() - began:.0f} s", flush=True)
         # C++ first, and what was built with the last of them is built anew: then mutations of Python need no build at all.
-        native = True
-        for number, mutation in enumerate(sorted(mutations, key=lambda m: not m.file.startswith("csrc")), 1):
+        for number, mutation in enumerate(sorted(mutations, key=lambda m: not m.native), 1):
             started = time.monotonic()
             path = place(mutation, tree)
             assert path is not None, mutation.name
             before = path.read_text()
-            if native and not mutation.file.startswith("csrc"):
+            if native and not mutation.native:
                 build(tree)
                 native = False
             path.write_text(before.replace(mutation.old, mutation.new))
@@ -291,8 +299,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutations whose name contains one of these")
     parser.add_argument("--list", action="store_true", help="list the mutations and whether they still apply")
+    parser.add_argument(
+        "--only", choices=("native", "python"), help="only mutations of C++, or of Python, which need no build"
+    )
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if not args.words or any(w in m.name for w in args.words)]
+    chosen = [m for m in chosen if args.only in (None, "native" if m.native else "python")]
     if args.list:
         for m in chosen:
             print(f"{'applies' if applicable(m) else 'STALE  '} {m.name}: {m.file}")
