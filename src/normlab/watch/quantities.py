@@ -100,7 +100,9 @@ class GradientThroughStatistics(Probe):
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         kind = frame.site.kind
-        if kind not in ("layer", "rms", "scale", "batch", "power") or getattr(frame.site.module, "detach_statistics", False):
+        if kind not in ("layer", "rms", "scale", "batch", "power") or getattr(
+            frame.site.module, "detach_statistics", False
+        ):
             return {}  # nothing flows through statistics that are detached
         axis = 0 if kind in ("batch", "power") else -1
         centered = kind in ("layer", "batch")
