@@ -178,7 +178,7 @@ def _judged(
 
     results = [judge_one(claim, measured[claim.id], evidence, request.budget) for claim in request.claims]
     found = ClaimsRun(
-        budget=request.budget, created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), machine=machine.facts(),
+        budget=request.budget, created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), machine=machine.description(),
         versions={"normlab": __version__}, seconds=round(time.monotonic() - started, 1), first_seed=request.first_seed, workers=request.workers,
         results=tuple(results),
     )  # fmt: skip
