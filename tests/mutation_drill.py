@@ -63,6 +63,7 @@ AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
 FOR_RESUMED, FOR_DECISIONS = "tests/lab/test_resume.py", "tests/answer/test_decisions.py"
+FOR_ASSAYS = "tests/assays/test_blocks_asked.py"
 FOR_BOUNDARY, FOR_PROCESS, FOR_FILES = (
     "tests/kernels/test_boundary.py",
     "tests/kernels/test_process.py",
@@ -166,12 +167,28 @@ MUTATIONS = [
     Mutation("watch: masks lie batch-first", SEEN, "            self._told_last = self._told[site] = next(iter(ways))\n        if ways:\n            return self._one_of(ways, ", "            pass\n        if ways:\n            return self._one_of({True: mask}, ", "either_layout or embedding_is_given", FOR_LAYOUTS),
     Mutation("budget: no end to the credit", SEEN, "LONG * (self.max_overhead * unit - idle)", "OPENING * unit", "thousand", FOR_BUDGET),
     Mutation("budget: no lean recordings", SEEN, "            return LEAN\n", "            return None\n", "lean", FOR_BUDGET),
+    Mutation("reference: detached statistics flow", KERNEL, "source = c.detach() if detach_statistics else c", "source = c", "autograd", "tests/norms/test_detached.py"),
+    Mutation("placement: a detached norm is fused", PLACE, "norm.detach_statistics or has_hooks", "has_hooks", "never_fuse", "tests/norms/test_detached.py"),
+    Mutation("norm: noise in evaluation", NORM, "        if not self.training:\n            return y\n        if not functional", "        if not functional", "evaluation", "tests/norms/test_noisy.py"),
+    Mutation("model: all norms share their noise", MODEL, "noisy.stream = stream", "noisy.stream = 0", "norms_differ", "tests/norms/test_noisy.py"),
+    Mutation("probe: the gain left out of the statistics' gradients", SEEN, "frame.grad_rows if gain is None else frame.grad_rows * gain", "frame.grad_rows", "mean_and_variance", "tests/watch/test_statistics_flow.py"),
+    Mutation("probe: the identity of one block alone", SEEN, "        if frame.site.depth == 0:\n", "        if True:\n", "identity", "tests/watch/test_statistics_flow.py"),
+    Mutation("watch: assays count as training", SEEN, "watch.hooks.active, False", "watch.hooks.active, watch.hooks.active", "suspended", FOR_ASSAYS),
+    Mutation("assays: the layer itself moves", "src/normlab/assays", "if used[p] < start and p not in mine and", "if used[p] <= start and", "definition", "tests/assays/test_steps_asked.py"),
+    Mutation("assays: buffers stay as they were left", "src/normlab/assays", "[*model.parameters(), *model.buffers()]", "[*model.parameters()]", "as_they_came", "tests/assays/test_steps_asked.py"),
+    Mutation("assays: the block is not left out", "src/normlab/assays", "return with_stream(output, given(args, kwargs), block.name)", "return output", "left_out", FOR_ASSAYS),
+    Mutation("assays: the second block sees the first", "src/normlab/assays", "            second.module.register_forward_pre_hook(same_input, with_kwargs=True),\n", "", "side_by_side", FOR_ASSAYS),
+    Mutation("assays: dropout with batch statistics", "src/normlab/assays", "            model.eval()\n            for norm", "            model.train()\n            for norm", "both_kinds", FOR_ASSAYS),
+    Mutation("assays: a probe judged on what it was fitted to", "src/normlab/assays", "judged, fitted = order[: count // 2], order[count // 2 :]", "judged, fitted = order, order", "position", "tests/assays/test_states_asked.py"),
+    Mutation("answer: matched at the lowest loss of any run", ANSWER, "level = max(min(", "level = min(min(", "fit_their_data", "tests/answer/test_matched.py"),
+    Mutation("model: padding moves the recurrent state", MODEL, "new_c, new_h = torch.where(cell, new_c, c), torch.where(cell, new_h, h)", "pass", "padding", "tests/models/test_without_stream.py"),
+    Mutation("model: norm and activation always in one order", MODEL, 'self.first = config.placement == "pre"', "self.first = True", "order_of_the_placement", "tests/models/test_without_stream.py"),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
-    Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
+    Mutation("lab: evaluation in training mode", TRAINER, "    if not keep_mode:\n        model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
     Mutation("lab: losses after the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_RESUMED),
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
     Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", "tests/lab/test_texts.py"),
