@@ -13,6 +13,7 @@ from normlab.lab import Experiment, Sweep, checked
 from normlab.lab import sweep as sweeps
 from normlab.lab.equal import equalized
 from normlab.lab.tasks import find_task
+from normlab.lab.work import Work
 
 BASE = Experiment(
     steps=30, model={"dim": 16, "num_layers": 1, "num_heads": 2}, held_out=20, evaluations=2, watch="none"
@@ -54,7 +55,10 @@ def test_equal_seconds_follow_what_was_timed(monkeypatch):
 
     def measure(trials, seconds=3.0):
         timed.append(seconds)
-        return {t.cell: {"seconds": by[t.experiment.batch_size or 16]} for t in trials}
+        return {
+            t.cell: Work(step_seconds=by[t.experiment.batch_size or 16], evaluation_seconds=0.0, flops_per_step=0.0)
+            for t in trials
+        }
 
     by = seconds
     monkeypatch.setattr("normlab.lab.equal.measure", measure)

@@ -301,7 +301,10 @@ def test_the_map_counts_what_did_not_train_and_ends_at_the_blind_loss(sweep):
 def test_findings_are_those_of_diagnose(sweep):
     for found in report.view(sweep)["findings"]:
         run = diagnosis.diagnose(sweep / f"trials/{found['cell'].replace('/', '-')}-lr{found['lr']:g}-seed0")
-        english = [{**f, **{k: f[k]["en"] for k in ("verdict", "why")}, "try": [t["en"] for t in f["try"]]} for f in found["findings"]]
+        english = [
+            {**f, **{k: f[k]["en"] for k in ("verdict", "why")}, "try": [t["en"] for t in f["try"]]}
+            for f in found["findings"]
+        ]
         assert found["seed"] == 0 and english == [f.to_dict() for f in run.findings]
         assert found["enough"] == (run.recorded >= diagnosis.FEW) == (found["cell"] != "batch/post")
     assert {f["cell"] for f in report.view(sweep)["findings"] if f["findings"]} == {"layer/post", "batch/post"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from .chosen import sentences as choices
 from .judge import answer, read
+from .matched import MatchedGap, loss_points, matched_gaps
 from .metrics import METRICS
 
-__all__ = ["METRICS", "answer", "choices", "read"]
+__all__ = ["METRICS", "MatchedGap", "answer", "choices", "loss_points", "matched_gaps", "read"]

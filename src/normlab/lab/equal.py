@@ -17,7 +17,8 @@ from . import tasks
 from .batches import tokens_of
 from .experiment import Experiment
 from .parts import task_of
-from .sweep import Sweep, Trial, measure
+from .sweep import Sweep, Trial
+from .work import measure
 
 DRAWN = 8  # batches whose mean is the number of tokens in a step: lines differ in length
 
@@ -49,7 +50,7 @@ def _amounts(experiments: list[Experiment], how: str) -> list[float]:
     if how == "seconds":
         trials = [Trial(str(i), str(i), {}, experiment) for i, experiment in enumerate(experiments)]
         took = measure(trials, seconds=float("inf"))
-        return [took[trial.cell]["seconds"] for trial in trials]
+        return [took[trial.cell].step_seconds for trial in trials]
     return [float(_size(e)) if how == "samples" else _tokens(e) for e in experiments]
 
 
