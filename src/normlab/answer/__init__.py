@@ -11,6 +11,6 @@ keeps the rate from being called stable, since a program may break because its n
 
 from __future__ import annotations
 
-from .judge import answer, read
+from .judge import answer, read, settled
 
-__all__ = ["answer", "read"]
+__all__ = ["answer", "read", "settled"]
