@@ -64,7 +64,9 @@ def test_a_rate_whose_first_seed_cannot_be_the_best_gets_no_other(outcome):
     world[1e-1, 4] = result(3.29, outcome)
     assert {s for lr, s in run(world, 3) if lr == 1e-1} == {4}
     world[1e-1, 4] = result(None, "failed")
-    assert {s for lr, s in run(world, 3) if lr == 1e-1} == {4, 5, 6}, "a program that failed shows nothing about its rate"
+    assert {s for lr, s in run(world, 3) if lr == 1e-1} == {4, 5, 6}, (
+        "a program that failed shows nothing about its rate"
+    )
 
 
 def test_half_of_the_gain_is_what_a_rate_must_keep():
@@ -73,7 +75,9 @@ def test_half_of_the_gain_is_what_a_rate_must_keep():
     opening = {1e-3: result(best), 1e-2: result(half - 1e-9), 1e-1: result(half + 1e-9)}
     assert hopeless(opening) == {1e-1}
     assert hopeless({lr: Result(outcome="trained", loss=t.loss) for lr, t in opening.items()}, BLIND) == {1e-1}
-    assert hopeless({lr: Result(outcome="trained", loss=t.loss) for lr, t in opening.items()}) == set(), "no start is known"
+    assert hopeless({lr: Result(outcome="trained", loss=t.loss) for lr, t in opening.items()}) == set(), (
+        "no start is known"
+    )
     assert hopeless({1e-3: result(3.2, "untrained"), 1e-2: result(None, "diverged")}) == {1e-3, 1e-2}
 
 
@@ -84,7 +88,9 @@ def test_no_hopeful_rate_ends_the_cell():
 
 def test_a_rate_that_breaks_at_a_further_seed_gives_way_to_the_next_best():
     got = run(truth([2.3, 2.2, 2.25], broken={(1e-2, 7)}), 3)
-    assert {s for lr, s in got if lr == 1e-2} == set(SEEDS), "the same trials in every order: both further seeds were due"
+    assert {s for lr, s in got if lr == 1e-2} == set(SEEDS), (
+        "the same trials in every order: both further seeds were due"
+    )
     assert {s for lr, s in got if lr == 1e-1} == set(SEEDS) and {s for lr, s in got if lr == 1e-3} == {4, 5, 6}
     got = run(truth([2.3, 2.2, 2.25], broken={(lr, 8) for lr in RATES}), 3)
     assert got.keys() == set(itertools.product(RATES, SEEDS)), "each in its turn, and then there is none"
@@ -124,14 +130,18 @@ def test_a_rate_without_further_seeds_counts_as_broken_with_all_of_them():
     def loss(norm, placement, lr):
         return ("diverged" if norm == "rms" else 3.0) if lr == 3e-3 else 2.3 + (lr == 3e-4) * 0.2
 
-    trials = [t for t in trials_of(sweep, loss) if t["seed"] == 0 or (t["lr"] != 3e-3 and (t["seed"] < 3 or t["lr"] == 1e-3))]
+    trials = [
+        t for t in trials_of(sweep, loss) if t["seed"] == 0 or (t["lr"] != 3e-3 and (t["seed"] < 3 or t["lr"] == 1e-3))
+    ]
     found = check(answer(sweep, trials))
     assert found.complete and found.planned == len(trials) == 2 * (1 + 3 + 5)
     for cell, what in (("layer/pre", "lost"), ("rms/pre", "diverged")):
         low, best, high = cells_of(found)[cell].rates
         assert (low.skipped, best.skipped, high.skipped) == (0, 0, 2) and high.count(what) == 1
         assert not high.stable and low.n == 3 and best.n == 5
-        assert cells_of(found)[cell].divergence_rate == pytest.approx(3 / 11), "one trial that broke, two that were spared"
+        assert cells_of(found)[cell].divergence_rate == pytest.approx(3 / 11), (
+            "one trial that broke, two that were spared"
+        )
     assert "Training breaks above 0.001: layer/pre, rms/pre." in " ".join(found.verdict.en)
     assert "3 seeds at every rate, 5 at the best" in " ".join(found.verdict.en)
 

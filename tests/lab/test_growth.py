@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -14,7 +15,9 @@ from normlab.lab.growth import extended, grown, more_seeds, next_round
 from normlab.lab.sweep import Agenda, finished
 from normlab.runs import Result, Writer, write_summary
 
-TINY = Experiment(steps=7, batch_size=3, held_out=5, evaluations=2, watch="none", model={"dim": 16, "num_layers": 1, "num_heads": 2})
+TINY = Experiment(
+    steps=7, batch_size=3, held_out=5, evaluations=2, watch="none", model={"dim": 16, "num_layers": 1, "num_heads": 2}
+)
 AXES = {"norm": ["layer", "rms"], "placement": ["pre"], "lr": [1e-3, 1e-2, 1e-1], "seed": [0, 1, 2, 3, 4]}
 BY_RATE = {1e-4: 2.6, 1e-3: 2.4, 1e-2: 2.3, 3e-2: 2.25, 1e-1: "diverged"}
 
@@ -37,7 +40,11 @@ class Planted:
             self.ran.append(trial.name)
             loss, e = self.loss(trial.experiment), trial.experiment
             noise = random.Random(f"{trial.cell} {e.lr} {e.seed}").gauss(0, 0.01)
-            result = {"outcome": loss} if isinstance(loss, str) else {"outcome": "trained", "loss": loss + noise, "seconds": 0.1}
+            result = (
+                {"outcome": loss}
+                if isinstance(loss, str)
+                else {"outcome": "trained", "loss": loss + noise, "seconds": 0.1}
+            )
             info = {"experiment": e.to_dict(), "task": {"blind": 3.3, "unit": "nats per byte"}}
             Writer(folder / "trials" / trial.name, info, again=True).close("finished", result=result)
             notify("ended", trial, Message(result=Result.from_dict(result)))
@@ -66,7 +73,7 @@ def test_further_seeds_go_to_the_best_rates_and_none_to_hopeless_ones(tmp_path):
     assert "2 cells x 3 rates x 3+2 seeds = at most 22 trials" in str(planned) and "5 at the best rate" in str(planned)
     engine = go(sweep, tmp_path, hear=lambda kind, trial, message: left.append(message.left))
     assert Counter(engine.ran) == Counter(names(sweep, expected)) and len(engine.ran) == 2 * 9
-    assert left[0] == 21 and left[-1] == 0 and all(a > b for a, b in zip(left, left[1:], strict=False))
+    assert left[0] == 21 and left[-1] == 0 and all(a > b for a, b in itertools.pairwise(left))
     found = answer.read(tmp_path)
     assert found.complete and {(c.best_lr, c.n) for c in found.cells} == {(1e-2, 5)}
     assert go(sweep, tmp_path).ran == []
@@ -97,7 +104,14 @@ def test_a_failed_trial_holds_nothing_up_and_is_tried_again(tmp_path):
                 trial = trials.popleft()
                 self.ran.append(trial.name)
                 fails = trial.name == "rms-pre-lr0.01-seed1"
-                result = Result(outcome="failed", error="no") if fails else Result(outcome="trained", loss=BY_RATE.get(trial.experiment.lr, 2) if trial.experiment.lr != 1e-1 else 2.9)
+                result = (
+                    Result(outcome="failed", error="no")
+                    if fails
+                    else Result(
+                        outcome="trained",
+                        loss=BY_RATE.get(trial.experiment.lr, 2) if trial.experiment.lr != 1e-1 else 2.9,
+                    )
+                )
                 info = {"experiment": trial.experiment.to_dict(), "task": {"blind": 3.3}}
                 Writer(folder / "trials" / trial.name, info, again=True).close(
                     "failed" if fails else "finished", result=result.to_dict()
@@ -125,7 +139,11 @@ def test_a_sweep_grows_by_seeds_rates_and_cells_and_keeps_what_is_finished(tmp_p
     assert (larger.first_seeds, larger.looks, larger.axes["seed"]) == (3, (3,), [0, 1, 2, 3, 4])
     assert sorted(go(larger, tmp_path).ran) == sorted(names(larger, lambda lr, seed: lr == 1e-2 and seed > 2))
     wider = extended(tmp_path, {"lr": [3e-2], "norm": ["scale"]})
-    assert wider.looks == (3, 5) and wider.axes["norm"] == ["layer", "rms", "scale"] and wider.axes["lr"] == [1e-3, 1e-2, 3e-2]
+    assert (
+        wider.looks == (3, 5)
+        and wider.axes["norm"] == ["layer", "rms", "scale"]
+        and wider.axes["lr"] == [1e-3, 1e-2, 3e-2]
+    )
     ran = go(wider, tmp_path).ran
     assert {n for n in ran if not n.startswith("scale")} == names(larger, lambda *_: False) | {
         f"{norm}-pre-lr0.03-seed{s}" for norm in ("layer", "rms") for s in range(5)
@@ -145,12 +163,16 @@ def test_the_same_growth_again_changes_nothing(tmp_path):
     once = extended(tmp_path, values)
     text = (tmp_path / "sweep.json").read_text()
     assert extended(tmp_path, values).to_dict() == once.to_dict() and (tmp_path / "sweep.json").read_text() == text
-    assert extended(tmp_path, {"seed": more_seeds(once, 7)}, write=False).looks == (3,), "nobody saw an answer in between"
+    assert extended(tmp_path, {"seed": more_seeds(once, 7)}, write=False).looks == (3,), (
+        "nobody saw an answer in between"
+    )
     assert (tmp_path / "sweep.json").read_text() == text
     go(once, tmp_path)
     write_summary(tmp_path, answer.read(tmp_path))
     assert extended(tmp_path, {"seed": more_seeds(once, 7)}, write=False).looks == (3, 5)
-    assert extended(tmp_path, {"norm": ["batch"]}, write=False).looks == (3,), "new cells are no new look at the old ones"
+    assert extended(tmp_path, {"norm": ["batch"]}, write=False).looks == (3,), (
+        "new cells are no new look at the old ones"
+    )
 
 
 def test_growth_that_cannot_be_is_refused(tmp_path):
@@ -161,7 +183,7 @@ def test_growth_that_cannot_be_is_refused(tmp_path):
         grown(sweep, {"num_layers": [2]}, looked=False)
     plan(checked(sweep), tmp_path, 1, estimate=False)
     before = (tmp_path / "sweep.json").read_bytes()
-    with pytest.raises(ValueError, match="unknown norm 'lyaer'. Did you mean 'layer'"):
+    with pytest.raises(ValueError, match=r"unknown norm 'lyaer'. Did you mean 'layer'"):
         extended(tmp_path, {"norm": ["lyaer"]})
     assert (tmp_path / "sweep.json").read_bytes() == before
 

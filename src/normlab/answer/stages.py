@@ -19,7 +19,10 @@ from typing import TypeVar
 from ..runs import OUTCOMES, Result
 
 BROKEN = ("collapsed", "diverged")  # untrained is not: its loss still falls
-NO_BEST = ("untrained", *BROKEN)  # one such seed, and its rate is never the best: the others' mean would be a mean of survivors
+NO_BEST = (
+    "untrained",
+    *BROKEN,
+)  # one such seed, and its rate is never the best: the others' mean would be a mean of survivors
 LEAST_KEPT = 0.5  # of the best rate's gain over a blind predictor
 
 R = TypeVar("R", bound=Result)
@@ -61,7 +64,9 @@ def best_rate(rates: Mapping[float, Mapping[int, Result]], first: Iterable[int])
     losses = {}
     for lr, trials in rates.items():
         if not any(t.outcome in NO_BEST for t in trials.values()):
-            trained = [t.loss for s, t in trials.items() if s in first and t.outcome == "trained" and t.loss is not None]
+            trained = [
+                t.loss for s, t in trials.items() if s in first and t.outcome == "trained" and t.loss is not None
+            ]
             losses[lr] = trained
     most = max(map(len, losses.values()), default=0)
     able = [lr for lr, those in losses.items() if len(those) == most > 0]

@@ -134,7 +134,9 @@ def _of_looks(answer: Summary, grid: Grid) -> Iterator[Sentence]:
     wrong, each = f"{100 * (answer.wrong or 0.0):.3g} %", f"{100 * (1 - 0.05 * grid.share):.4g} %"
     look = len(answer.looks) + 1
     at = ", ".join(map(str, answer.looks))
-    before = (f", after {look - 1} with {at} seeds", f"，此前 {look - 1} 次用了 {at} 个种子") if answer.looks else ("", "")
+    before = (
+        (f", after {look - 1} with {at} seeds", f"，此前 {look - 1} 次用了 {at} 个种子") if answer.looks else ("", "")
+    )
     yield (f"Look {look} at this sweep{before[0]}: its intervals are {each} ones, so that all looks together decide something falsely in at "
            f"most {wrong} of sweeps",
            f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，使所有各次合起来误判的概率至多 {wrong}")  # fmt: skip

@@ -202,7 +202,9 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     elif args.until is not None:
         raise ValueError("--until needs --time-limit, such as 20m: some questions are never decided")
     if args.resume is not None:
-        unused = [f"--{n}" for n in ("baseline", "task", "steps", "text", "set", "out") if getattr(args, n) not in (None, [])]
+        unused = [
+            f"--{n}" for n in ("baseline", "task", "steps", "text", "set", "out") if getattr(args, n) not in (None, [])
+        ]
         unused += ["--first-seed"] if args.first_seed else []
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")

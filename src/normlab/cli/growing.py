@@ -38,7 +38,9 @@ def seeds_of(text: str, first_seed: int = 0) -> tuple[list[int], int | None]:
 def seconds_of(text: str) -> float:
     """Of 90, 90s, 20m, 1h30m."""
     parts = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
-    found = 0.0 if parts is None else sum(float(n or 0) * u for n, u in zip(parts.groups(), _UNITS.values(), strict=True))
+    found = (
+        0.0 if parts is None else sum(float(n or 0) * u for n, u in zip(parts.groups(), _UNITS.values(), strict=True))
+    )
     if found <= 0:
         raise ValueError(f"--time-limit needs a time such as 90s, 20m or 1h30m, got {text!r}")
     return found
@@ -77,7 +79,9 @@ def _total(text: str, sweep: Sweep) -> int:
         return had + int(match[2])
     first = had if sweep.first_seeds is None else sweep.first_seeds
     if match[2] is not None and int(match[1]) != first:
-        raise ValueError(f"--seeds {text}: every rate of this sweep has {first} seeds, which stays; write {first}+{match[2]}")
+        raise ValueError(
+            f"--seeds {text}: every rate of this sweep has {first} seeds, which stays; write {first}+{match[2]}"
+        )
     return int(match[1]) + int(match[2] or 0)
 
 
@@ -127,7 +131,9 @@ def next_look(
     trials = sum(c.mean is not None for c in found.cells) * (total - seeds)
     needed = START_SECONDS + sum(took) / max(1, len(took)) * trials / max(1, min(workers, trials))
     if needed > left:
-        tell(f"undecided with {seeds} seeds; {total} would take about {duration(needed)} more, and {duration(max(0.0, left))} are left")
+        tell(
+            f"undecided with {seeds} seeds; {total} would take about {duration(needed)} more, and {duration(max(0.0, left))} are left"
+        )
         return None
     tell(f"undecided with {seeds} seeds: on to {total}")
     return extended(folder, {SEED: more_seeds(sweep, total)})

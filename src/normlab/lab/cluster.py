@@ -77,9 +77,7 @@ class Cluster:
             if not connected:
                 ray.shutdown()
 
-    def _run(
-        self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial] | deque[Trial], notify: Notify
-    ) -> None:
+    def _run(self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial] | deque[Trial], notify: Notify) -> None:
         waiting, losses = trials if isinstance(trials, deque) else deque(trials), Counter[str]()
         running: dict[Any, Trial] = {}
         stored: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same

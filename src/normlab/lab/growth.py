@@ -47,7 +47,9 @@ def grown(sweep: Sweep, values: Mapping[str, Sequence[Any]], *, looked: bool) ->
     grew = set()
     for name, wanted in values.items():
         if name not in axes and name not in WITHIN_CELLS:
-            raise ValueError(f"{name} is no axis of this sweep, which varies {', '.join(sweep.axes)}: start another sweep")
+            raise ValueError(
+                f"{name} is no axis of this sweep, which varies {', '.join(sweep.axes)}: start another sweep"
+            )
         had = sweep.within(name) if name in WITHIN_CELLS else axes[name]
         known = {json.dumps(v) for v in had}
         new = [v for v in wanted if json.dumps(v) not in known]

@@ -73,7 +73,9 @@ class Sweep:
     axes: Mapping[str, Sequence[Any]]
     baseline: Axes | None = None  # the cell others are compared with; None: the first
     refused: Sequence[Refused] = ()  # cells that cannot be built
-    first_seeds: int | None = None  # how many of the seeds every rate gets, the best rate all of them; None: a complete grid
+    first_seeds: int | None = (
+        None  # how many of the seeds every rate gets, the best rate all of them; None: a complete grid
+    )
     looks: Sequence[int] = ()  # seeds in all when it was answered before and then grew
     sequential: bool = False  # begun as a series of looks
 
@@ -300,7 +302,9 @@ class Plan:
         lines = [f"{cells} cells x {len(self.sweep.within(LR))} rates x {count} = {total} trials of {self.sweep.base.steps} steps, "
                  f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
         if first is not None and seeds > first:
-            lines.append(f"{first} seeds at every rate that its first does not show to be hopeless, {seeds} at the best rate of each cell")
+            lines.append(
+                f"{first} seeds at every rate that its first does not show to be hopeless, {seeds} at the best rate of each cell"
+            )
         if self.done:
             lines.append(f"{len(self.done)} are finished and stay as they are")
         lines += [f"refused: {r.name}: {r.reason}" for r in self.sweep.refused]
@@ -329,10 +333,11 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
     ``write=False`` leaves the disk as it is.
     """
     folder = Path(folder)
-    check_folder(sweep, folder)
-    if write and not holds_sweep(folder):
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
+    if write:
+        check_folder(sweep, folder)
+        if not holds_sweep(folder):
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
     done, _ = finished(folder, sweep.trials())
     agenda = Agenda(sweep, done)
     missing = list(agenda.queue)

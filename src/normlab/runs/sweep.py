@@ -73,7 +73,9 @@ class Grid(Record):
     axes: Annotated[Mapping[str, Sequence[Any]], _values_of_axes]
     baseline: Annotated[Axes | None, table_of(anything)] = None  # the cell that others are compared with
     refused: Annotated[tuple[Refused, ...], tuple_of(Refused.from_dict)] = ()
-    first_seeds: Annotated[int | None, whole] = None  # how many every rate gets; the others the best rate; None: a complete grid
+    first_seeds: Annotated[int | None, whole] = (
+        None  # how many every rate gets; the others the best rate; None: a complete grid
+    )
     looks: Annotated[tuple[int, ...], tuple_of(whole)] = ()  # seeds in all when it was answered before and then grew
     sequential: Flag = False  # begun as a series of looks: already the first spends only its share
     task: Text = None
@@ -182,7 +184,7 @@ def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, A
         raise RunUnreadable(f"{at / INFO}: {error}") from error
 
 
-def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> TrialResult | None:
+def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> Result | None:
     """Of the trial with these values, if it ended with one. A folder that cannot be read, or is another's, has none."""
     try:
         found, info = read_trial(at, list(axes))
@@ -191,7 +193,7 @@ def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> TrialResult |
     whose = {**found.axes, LR: found.lr, SEED: found.seed}
     ended = info["status"] == "finished" and found.outcome in OUTCOMES
     its_own = whose == json.loads(json.dumps({**axes, LR: lr, SEED: seed}))  # as read: a pair is a list
-    return found if ended and its_own else None
+    return Result.from_dict({**info["result"], "blind": found.blind}) if ended and its_own else None
 
 
 def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:

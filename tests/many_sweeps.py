@@ -98,3 +98,37 @@ def rates(key, sweeps: int, k: int, n: int, spread, effect: float = 0.0, level: 
 def sampling_error(rate: float, sweeps: int) -> float:
     """Three standard deviations of a share observed in so many sweeps."""
     return 3 * math.sqrt(rate * (1 - rate) / sweeps)
+
+
+def at_chosen_rates(key, sweeps: int, curves, n: int, first: int, spread) -> tuple[np.ndarray, np.ndarray]:
+    """Sweeps in which each arm's rate is chosen on its first seeds: (values at it with all seeds, their true means).
+
+    ``curves`` (arms, rates): true means. Each trial has noise of its own, and each seed an effect on all.
+    """
+    curves = np.asarray(curves, float)
+    k, rates = curves.shape
+    draw = np.random.default_rng(key)
+    x = draw.normal(size=(sweeps, k, rates, n)) * np.reshape(spread, (-1, 1, 1)) + curves[..., None]
+    x += draw.normal(size=(sweeps, 1, 1, n))
+    chosen = x[..., :first].mean(axis=3).argmin(axis=2)
+    values = np.take_along_axis(x, chosen[..., None, None], axis=2)[:, :, 0]
+    return values, np.take_along_axis(np.broadcast_to(curves, (sweeps, k, rates)), chosen[..., None], axis=2)[..., 0]
+
+
+def false_after_choosing(key, sweeps: int, curves, n: int, first: int, spread) -> float:
+    """Share of sweeps with a decision against what the arms are at their best rates, where all of them are equal."""
+    curves = np.asarray(curves, float)
+    assert np.ptp(curves.min(axis=1)) == 0
+    values, _ = at_chosen_rates(key, sweeps, curves, n, first, spread)
+    mean, half = intervals(values)
+    return float((np.abs(mean) > half).any(axis=1).mean())
+
+
+def false_at_any_look(key, sweeps: int, k: int, looks, spread, shares) -> float:
+    """Share of sweeps in which any of the looks, at so many seeds with such a share of 5 %, decides something where nothing is true."""
+    x = drawn(key, sweeps, k, max(looks), spread)
+    ever = np.zeros(sweeps, bool)
+    for n, share in zip(looks, shares, strict=True):
+        mean, half = intervals(x[..., :n], 1 - 0.05 * share)
+        ever |= (np.abs(mean) > half).any(axis=1)
+    return float(ever.mean())
