@@ -103,12 +103,13 @@ def sampling_error(rate: float, sweeps: int) -> float:
 def at_chosen_rates(key, sweeps: int, curves, n: int, first: int, spread) -> tuple[np.ndarray, np.ndarray]:
     """Sweeps in which each arm's rate is chosen on its first seeds: (values at it with all seeds, their true means).
 
-    ``curves`` (arms, rates): true means. Each trial has noise of its own, and each seed an effect on all.
+    ``curves`` (arms, rates): true means, in units of the arm's noise. Each trial has noise of its own, and each seed an effect on all.
     """
-    curves = np.asarray(curves, float)
+    scale = np.reshape(spread, (-1, 1))
+    curves = np.asarray(curves, float) * scale
     k, rates = curves.shape
     draw = np.random.default_rng(key)
-    x = draw.normal(size=(sweeps, k, rates, n)) * np.reshape(spread, (-1, 1, 1)) + curves[..., None]
+    x = draw.normal(size=(sweeps, k, rates, n)) * scale[..., None] + curves[..., None]
     x += draw.normal(size=(sweeps, 1, 1, n))
     chosen = x[..., :first].mean(axis=3).argmin(axis=2)
     values = np.take_along_axis(x, chosen[..., None, None], axis=2)[:, :, 0]
@@ -116,12 +117,12 @@ def at_chosen_rates(key, sweeps: int, curves, n: int, first: int, spread) -> tup
 
 
 def false_after_choosing(key, sweeps: int, curves, n: int, first: int, spread) -> float:
-    """Share of sweeps with a decision against what the arms are at their best rates, where all of them are equal."""
-    curves = np.asarray(curves, float)
-    assert np.ptp(curves.min(axis=1)) == 0
-    values, _ = at_chosen_rates(key, sweeps, curves, n, first, spread)
+    """Share of sweeps with a decision that is not true of the arms at the rates chosen: they are equal there, or the other is better."""
+    values, true = at_chosen_rates(key, sweeps, curves, n, first, spread)
     mean, half = intervals(values)
-    return float((np.abs(mean) > half).any(axis=1).mean())
+    a, b = pairs_of(values.shape[1])
+    wrong = (np.abs(mean) > half) & (np.sign(mean) != np.sign(true[:, a] - true[:, b]))
+    return float(wrong.any(axis=1).mean())
 
 
 def false_at_any_look(key, sweeps: int, k: int, looks, spread, shares) -> float:

@@ -9,11 +9,13 @@ import pytest
 from normlab.lab import Sweep
 from normlab.lab.growth import next_round
 
-# True means over rates, in units of the noise: what the default comparison looks like, nothing to choose, and a race of both kinds.
+# True means over rates, in units of a cell's own noise: a clear best rate, nothing to choose, cells of both kinds (flat ones are
+# flattered), and three rates that are hard to tell.
 CURVES = {
     "peaked": lambda k: np.tile([8.0, 0.0, 8.0], (k, 1)),
     "flat": lambda k: np.zeros((k, 3)),
     "half flat": lambda k: np.array([[0.0] * 3 if i % 2 else [8.0, 0.0, 8.0] for i in range(k)]),
+    "slight": lambda k: np.tile([0.7, 0.0, 0.7], (k, 1)),
 }
 
 
