@@ -6,6 +6,8 @@ import many_sweeps
 import numpy as np
 import pytest
 
+from normlab.answer.pairs import Pairs
+from normlab.intervals import Differences
 from normlab.lab import Sweep
 from normlab.lab.growth import next_round
 
@@ -35,6 +37,22 @@ def rounds(start: int, most: int) -> list[int]:
     while next_round(found[-1]) <= most:
         found.append(next_round(found[-1]))
     return found
+
+
+def test_a_look_with_a_share_is_wider_and_its_words_agree():
+    draw = np.random.default_rng(3)
+    seen = set()
+    for effect in (0.0, 1.0, 2.0, 3.0):
+        values = {arm: dict(enumerate(draw.normal(size=5) + effect * i)) for i, arm in enumerate("abcd")}
+        whole, half = Pairs(values), Pairs(values, share=0.5)
+        for pair in ("ab", "ad", "cd"):
+            one, two = whole.between(*pair), half.between(*pair)
+            exact = Differences(values, 0.975).between(*pair)
+            assert (two.low, two.high) == (exact.low, exact.high) and two.p == pytest.approx(min(1.0, 2 * one.p))
+            assert two.high - two.low > one.high - one.low and two.mean == one.mean
+            assert two.decided == (two.p < 0.05) == (two.low > 0 or two.high < 0)
+            seen.add((one.decided, two.decided))
+    assert {(True, True), (False, False)} <= seen and (False, True) not in seen
 
 
 @pytest.mark.parametrize("curve", CURVES)

@@ -12,8 +12,9 @@ import torch
 from normlab import RunUnreadable
 from normlab.lab import Experiment, Message, Plan, Sweep, checked, plan, run
 from normlab.lab.batches import shares
+from normlab.lab.estimates import duration
 from normlab.lab.parts import task_of
-from normlab.lab.sweep import check_folder, duration, finished
+from normlab.lab.sweep import check_folder, finished
 from normlab.runs import Result, Writer
 
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 31}
