@@ -244,6 +244,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
 
     tell = note if args.json else say
     go_on = f"normlab compare --resume {folder} {code_options(sweep.code())}".rstrip()
+    go_on += f" --until {args.until} --time-limit {args.time_limit}" if args.until is not None else ""
     more = {} if args.resume is None else added_values(args, sweep)
     if args.dry_run:
         larger = extended(folder, more, write=False) if more else sweep
@@ -299,7 +300,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
         note("")
         complain("compare", f"stopped. {_saved(folder, sweep)} Go on with: {go_on}")
         return SIGTERM_CODE if isinstance(error, Terminated) else 130
-    return _conclude(args, folder, sweep, go_on)
+    return _conclude(args, folder, go_on)
 
 
 def _saved(folder: Path, sweep: Sweep) -> str:
@@ -315,7 +316,7 @@ def _saved(folder: Path, sweep: Sweep) -> str:
     return f"{len(done)} of {of} trials are finished, {begun} more are saved part-way."
 
 
-def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) -> int:
+def _conclude(args: argparse.Namespace, folder: Path, go_on: str) -> int:
     """Show the answer, then write it: a disk without room for the page takes nothing from what is known."""
     from .. import answer, runs
     from ..errors import RunUnreadable

@@ -3,6 +3,7 @@
 experiment    what one trial is, as data          tasks      what it learns
 train         one experiment -> one run           checkpoint its state on disk
 sweep         grid x seeds -> trials, plan        pool, cluster   who runs them
+growth        a sweep that grows                  estimates  how long it will take
 """
 
 from __future__ import annotations
