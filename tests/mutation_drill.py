@@ -151,7 +151,7 @@ MUTATIONS = [
     Mutation("answer: a rate chosen on all seeds", ANSWER, "for s in seeds if s != seed", "for s in seeds", "cross_fitted", FOR_DECISIONS),
     Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - loss < LEAST_KEPT * (start - best)", "start - loss < 0", "half_of_the_gain", FOR_DECISIONS),
     Mutation("answer: averages over cells that are not there", ANSWER, "if row.keys() == values]", "]", "whole_part", FOR_DECISIONS),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, "if not any(t.outcome in NO_BEST for t in trials.values()):", "if True:", "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, "if not any(t.outcome in NO_BEST for t in trials.values()):", "if True:", "further_seed", FOR_STAGES),
     Mutation("stages: the rate is chosen on all seeds", ANSWER, "if s in first and t.outcome", "if t.outcome", "best_rate_is_the_answers", FOR_STAGES),
     Mutation("stages: hopeless rates get every seed", ANSWER, "kept = [lr for lr in rates if lr not in without]", "kept = list(rates)", "gets_no_other", FOR_STAGES),
     Mutation("stages: further seeds for every rate", ANSWER, "due += [(best, seed) for seed in further]", "due += [(lr, seed) for lr in kept for seed in further]", "upper_bound", FOR_STAGES),

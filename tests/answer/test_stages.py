@@ -121,7 +121,21 @@ def test_the_best_rate_is_the_answers():
     assert found.complete and found.planned == len(trials) == 4 * (9 + 2)
     assert {c.best_lr for c in found.cells} == {1e-3} and {c.n for c in found.cells} == {5}
     assert all(c.difference.n == 5 for c in found.cells if c.difference), "tested on all seeds"
-    assert best_rate({1e-3: {0: result(2.0), 1: result(9.0)}, 1e-2: {0: result(2.5)}}, [0]) == 1e-3
+    known = {1e-3: {0: result(2.0), 1: result(9.0)}, 1e-2: {0: result(2.5), 1: result(2.5)}}
+    assert best_rate(known, [0]) == 1e-3 and best_rate(known, [0, 1]) == 1e-2
+
+
+def test_a_rate_that_breaks_at_a_further_seed_is_not_the_answers_best():
+    sweep = {**sweep_of(norms=("layer",), placements=("pre",), seeds=5), "first_seeds": 3}
+    trials = [t for t in trials_of(sweep) if t["seed"] < 3 or t["lr"] >= 1e-3]
+    for t in trials:
+        if (t["lr"], t["seed"]) == (1e-3, 4):
+            t.update(outcome="diverged", loss=None)
+    found = check(answer(sweep, trials))
+    (cell,) = found.cells
+    assert found.complete and cell.best_lr == 3e-3 and cell.n == 5, (
+        "1e-3 was the best on the first seeds, and broke with the fifth"
+    )
 
 
 def test_a_rate_without_further_seeds_counts_as_broken_with_all_of_them():
