@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from normlab import answer
+from normlab import answer, report
 from normlab.lab import Experiment, Message, Sweep, checked, plan, run
 from normlab.lab.growth import extended, grown, more_seeds, next_round
 from normlab.lab.sweep import Agenda, finished
@@ -125,6 +125,27 @@ def test_a_failed_trial_holds_nothing_up_and_is_tried_again(tmp_path):
     assert set(again.ran) == {"rms-pre-lr0.01-seed1", "rms-pre-lr0.01-seed3", "rms-pre-lr0.01-seed4"}
     found = answer.read(tmp_path)
     assert found.complete and {(c.best_lr, c.n) for c in found.cells} == {(1e-2, 5)}
+
+
+def test_a_sweep_that_runs_has_an_answer_and_a_page(tmp_path):
+    """Before summary.json is written, and after more trials have ended than it holds."""
+    sweep = Sweep(base=TINY, axes=AXES, first_seeds=3)
+    plan(sweep, tmp_path, 1, estimate=False)
+    assert report.view(tmp_path)["ended"] == 0 and "No trial has ended" in report.view(tmp_path)["verdict"]["en"][0]
+    for ended in (4, 11):
+        with pytest.raises(KeyboardInterrupt):
+            go(sweep, tmp_path, Planted(dies_after=ended - report.view(tmp_path)["ended"]))
+        view = report.view(tmp_path)
+        assert view["ended"] == ended and not view["complete"] and view["planned"] > ended
+        assert view["verdict"]["en"][0].startswith(f"Partial answer: {ended} of {view['planned']} trials have ended")
+        write_summary(tmp_path, answer.read(tmp_path))  # out of date as soon as the next trial ends
+    go(sweep, tmp_path)
+    view = report.view(tmp_path)
+    assert view["complete"] and view["ended"] == view["planned"] == 18 and view["map"]["uneven"]
+    page = report.write(tmp_path).read_text(encoding="utf-8")
+    assert page.count("n = 5") >= 2 and page.count("n = 1<") + page.count("n = 1 ") >= 2, (
+        "the map says what each square rests on"
+    )
 
 
 # ---- growing ---------------------------------------------------------------------------------------------------------
