@@ -117,8 +117,9 @@ def next_look(
 ) -> Sweep | None:
     """The sweep grown by a round of seeds; None if the question is decided, or the round would not end in the time that is left."""
     from .. import answer
-    from ..lab.estimates import START_SECONDS, duration
     from ..lab.growth import extended, more_seeds, next_round
+    from ..lab.sweep import duration
+    from ..lab.work import START_SECONDS
     from ..runs import SEED
 
     if answer.settled(found, QUESTIONS[question]):

@@ -36,7 +36,7 @@ class Lines:
         return sum(self.seconds) / len(self.seconds) * todo / min(self.planned.workers, max(1, self.total - self.ended))
 
     def note(self) -> str:
-        from ..lab.estimates import duration
+        from ..lab.sweep import duration
 
         left = self.left()
         return "" if left is None or self.ended == self.total else f"{duration(left)} left"

@@ -43,9 +43,9 @@ from ..runs import (
     trial_folder,
     write_grid,
 )
-from .estimates import duration, expected_seconds, measure
 from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
+from .work import Work, estimated, measure
 
 LONGEST = 200  # bytes of a trial's name; file systems take 255
 
@@ -290,7 +290,7 @@ class Plan:
     missing: Sequence[Trial]
     workers: int
     seconds: float | None = None  # estimate for what is missing
-    work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # of the cells, see measure
+    work: Mapping[str, Work] = field(default_factory=dict)  # of the cells that were tried
     unknown: str | None = None  # why there is no estimate, if one was tried
     later: int = 0  # trials that will follow from what the missing ones show, at most
 
@@ -313,6 +313,12 @@ class Plan:
         if self.unknown is not None:
             lines.append(f"no estimate of the time: {self.unknown}")
         return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def check_folder(sweep: Sweep, folder: Path) -> None:
@@ -341,12 +347,12 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
     done, _ = finished(folder, sweep.trials())
     agenda = Agenda(sweep, done)
     missing = list(agenda.queue)
-    work: dict[str, dict[str, float]] = {}
+    work: dict[str, Work] = {}
     seconds, unknown = None, None
     if estimate and missing and sweep.base.make_model is None:
         try:
             work = measure(missing)
-            seconds = expected_seconds(missing, work, workers, agenda.later)
+            seconds = estimated(missing, work, workers, agenda.later)
         except Exception as error:  # the trial itself will fail with it, and its traceback is kept
             unknown = f"{type(error).__name__}: {error}"
     return Plan(sweep, folder, done, missing, workers, seconds, work, unknown, agenda.later)
