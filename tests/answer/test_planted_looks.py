@@ -97,4 +97,6 @@ def test_planted_truth_over_many_looks(sequential, k, spread, capsys):
         print(
             f"\n{k} cells, looks at {looks}, {'planned' if sequential else 'after a full look'}, {spread}: false {found:.4f}"
         )
-    assert found <= (allowed(spread, sweeps) if sequential else 0.10 + many_sweeps.sampling_error(0.10, sweeps))
+    # After a full look all together promise twice a single one's 5 %; with one noisy cell a single look is allowed twice of that already.
+    promised = 0.20 if spread == "one noisy" else 0.10
+    assert found <= (allowed(spread, sweeps) if sequential else promised + many_sweeps.sampling_error(promised, sweeps))
