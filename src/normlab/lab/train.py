@@ -30,7 +30,7 @@ from .. import __version__, machine
 from ..errors import RunUnreadable, require
 from ..runs import INFO, READINGS, Result, Run, Writer
 from ..watch import watch
-from . import checkpoint, tasks
+from . import asked, checkpoint, tasks
 from .batches import evaluate, shares
 from .experiment import Experiment
 from .folders import sole_writer, storage_failed
@@ -229,13 +229,15 @@ class _Training:
             raise ValueError(
                 f"a batch of {size} cannot be cut into {experiment.accumulate} micro-batches on each of {self.processes} processes"
             )
+        if experiment.assays and self.processes > 1:
+            raise ValueError(f"assays run in one process, and this run has {self.processes}: leave them out")
         started = saved = time.perf_counter()
         runs_on: nn.Module = model if self.processes == 1 else DistributedDataParallel(model)
         model.train()
         watching = None
         if experiment.watch != "none":
             watching = watch(runs_on, optimizer=optimizer, out=writer or self.folder, preset=experiment.watch,
-                             every=max(1, experiment.steps // RECORDED),
+                             every=experiment.watch_every or max(1, experiment.steps // RECORDED),
                              max_overhead=None, after=self.step)  # fmt: skip
 
             watching.load_state(self.probes)
@@ -268,6 +270,11 @@ class _Training:
                     self._evaluate(task, model, writer)
                     if not math.isfinite(self.curve[-1][1]):
                         return self._diverged(f"the held-out loss is {self.curve[-1][1]}", writer)
+                    if experiment.assays and writer is not None:
+                        began = time.perf_counter()
+                        subject = asked.Subject(experiment, task, model, optimizer, self.step, writer)
+                        asked.ask(subject, None if watching is None else watching.suspended)
+                        self.evaluating += time.perf_counter() - began
                 if self.step < experiment.steps and time.perf_counter() - saved >= self.checkpoint_seconds:
                     save()
                     saved = time.perf_counter()

@@ -18,6 +18,7 @@ from ..errors import unknown
 from .attention import HIDDEN
 from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
 from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
+from .statistics_flow import IdentityWeight, StatisticGradients, WithinTwo
 
 FEW = 512  # rows that geometry looks at; more change nothing but the price
 
@@ -99,8 +100,10 @@ class GradientThroughStatistics(Probe):
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         kind = frame.site.kind
-        if kind not in ("layer", "rms", "scale", "batch", "power"):
-            return {}
+        if kind not in ("layer", "rms", "scale", "batch", "power") or getattr(
+            frame.site.module, "detach_statistics", False
+        ):
+            return {}  # nothing flows through statistics that are detached
         axis = 0 if kind in ("batch", "power") else -1
         centered = kind in ("layer", "batch")
         direct, mean, var = gradient_terms(frame.x_rows, frame.grad_rows, frame.gain(), axis, centered, frame.site.eps)
@@ -369,6 +372,9 @@ PROBES: tuple[type[Probe], ...] = (
     WeightScale,
     OutputSpread,
     RunningDistance,
+    StatisticGradients,
+    WithinTwo,
+    IdentityWeight,
 )
 
 

@@ -36,6 +36,7 @@ from .memory import remembered, remind
 from .optimizers import facts_of
 from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
+from .suspension import suspended
 from .trace import Trace
 
 
@@ -323,6 +324,8 @@ class Watch:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Let the probes remember what :meth:`state` gave: gains at the start and running averages go on."""
         remind(self.probes, state)
+
+    suspended = suspended
 
     def pause(self, seconds: float) -> None:
         """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
