@@ -206,6 +206,7 @@ def batches() -> dict[str, Any]:
         for kind, task, masked in (("images", "digits", True), ("masked", "docs", True), ("unmasked", "docs", False)):
             runs = [followed(task, masked, seed, Path(folder) / f"{kind}-{seed}") for seed in SEEDS]
             found[kind] = {q: [spread(*values) for values in zip(*(r[q] for r in runs), strict=True)] for q in FLOW}
+            found[kind]["facts"] = {q: middle_and_tail([v[0] for v in found[kind][q]]) for q in FLOW}
             found[kind]["padding"] = round(statistics.fmean(r["padding"] for r in runs), 3)
             print(kind, file=sys.stderr, flush=True)
     known = machine.facts()
@@ -213,6 +214,12 @@ def batches() -> dict[str, Any]:
         "machine": known["cpu"], "torch": known["torch"], "date": datetime.date.today().isoformat(), "seeds": len(SEEDS),
         "first": SETTLED + 1, "steps": LENGTH, "layers": 4, "dim": DIM, "batch": 16, "rate": RATE, "command": "python benchmarks/explorer_data.py batches", "kinds": found,
     }  # fmt: skip
+
+
+def middle_and_tail(values: list[float]) -> list[float]:
+    """Median over the steps, and the largest as a multiple of it."""
+    middle = statistics.median(values)
+    return [float(f"{v:.3g}") for v in (middle, max(values) / middle)]
 
 
 def followed(name: str, masked: bool, seed: int, folder: Path) -> dict[str, Any]:

@@ -118,6 +118,9 @@ def test_the_recorded_runs_name_their_machine_and_hold_every_step():
         for quantity in ("batch_mean_distance", "batch_var_distance", "mean_grad_norm", "var_grad_norm"):
             assert len(found[quantity]) == batches["steps"] - batches["first"] + 1
             assert all(0 < low <= middle <= high for middle, low, high in found[quantity]), (kind, quantity)
+            values = torch.tensor([v[0] for v in found[quantity]], dtype=torch.float64)
+            middle = float(values.quantile(0.5))
+            assert found["facts"][quantity] == pytest.approx([middle, float(values.max()) / middle], rel=0.01)
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ function mount(root, { t, data: { batches } }) {
     /** @type {Record<string, string>} */
     const facts = {};
     const lines = KINDS.map((kind, i) => {
-      const values = batches.kinds[kind][quantity].map((/** @type {number[]} */ v) => v[0]), sorted = [...values].sort((a, b) => a - b), middle = sorted[Math.floor(sorted.length / 2)];
+      const [middle, tail] = batches.kinds[kind].facts[quantity];
       facts["abc"[i]] = number(middle, 2);
-      facts[`t${"abc"[i]}`] = number(sorted[sorted.length - 1] / middle, 2);
-      return { name: "ABC"[i], kind: "abc"[i], points: values.map((/** @type {number} */ v, /** @type {number} */ x) => [batches.first + x, v]) };
+      facts[`t${"abc"[i]}`] = number(tail, 2);
+      return { name: "ABC"[i], kind: "abc"[i], points: batches.kinds[kind][quantity].map((/** @type {number[]} */ v, /** @type {number} */ x) => [batches.first + x, v[0]]) };
     });
     const distance = quantity.startsWith("batch");
     return { plot, chart: { lines, x: t("step"), y: t(`batches.${quantity}.axis`), xRange: /** @type {[number, number]} */ ([batches.first, batches.steps]), log: !distance, yRange: /** @type {[number, number]} */ ([0, 0.1]) },
