@@ -19,7 +19,8 @@ function mount(root, { t, data: { batches } }) {
       const [middle, tail] = batches.kinds[kind].facts[quantity];
       facts["abc"[i]] = number(middle, 2);
       facts[`t${"abc"[i]}`] = number(tail, 2);
-      return { name: "ABC"[i], kind: "abc"[i], points: batches.kinds[kind][quantity].map((/** @type {number[]} */ v, /** @type {number} */ x) => [batches.first + x, v[0]]) };
+      return { name: "ABC"[i], kind: "abc"[i], points: batches.kinds[kind][quantity].map((/** @type {number[]} */ v, /** @type {number} */ x) => [batches.first + x, v[0]]),
+        band: batches.kinds[kind][quantity].map((/** @type {number[]} */ v, /** @type {number} */ x) => [batches.first + x, v[1], v[2]]) };
     });
     const distance = quantity.startsWith("batch");
     return { plot, chart: { lines, x: t("step"), y: t(`batches.${quantity}.axis`), xRange: /** @type {[number, number]} */ ([batches.first, batches.steps]), log: !distance, yRange: /** @type {[number, number]} */ ([0, 0.1]) },

@@ -127,7 +127,8 @@ function mount(root, { t, data: { depth } }) {
     drawing.replaceChildren(drawn(state.place));
     formula.replaceChildren(h("code", { translate: "no" }, facts.formula), " ", h("span", { class: "quiet" }, t("places.paper", { paper: facts.paper, year: facts.year })));
     for (const quantity of /** @type {const} */ (["stream_rms", "stream_grad"])) {
-      const line = (/** @type {string} */ place, /** @type {"a" | "b"} */ kind) => ({ name: kind.toUpperCase(), kind, points: depth.placements[place][quantity][state.late].map((/** @type {number[]} */ v, /** @type {number} */ i) => [i + 1, v[0]]) });
+      const line = (/** @type {string} */ place, /** @type {"a" | "b"} */ kind) => ({ name: kind.toUpperCase(), kind, points: depth.placements[place][quantity][state.late].map((/** @type {number[]} */ v, /** @type {number} */ i) => [i + 1, v[0]]),
+        band: depth.placements[place][quantity][state.late].map((/** @type {number[]} */ v, /** @type {number} */ i) => [i + 1, v[1], v[2]]) });
       const range = (/** @type {string} */ place) => { const all = depth.placements[place][quantity][state.late]; return [number(all[0][0], 2), number(all[all.length - 1][0], 2)]; };
       plots[quantity].draw({ lines: [line(state.place, "a"), line(state.other, "b")], x: t("block"), y: t(quantity === "stream_rms" ? "stream.axis" : "gradient.axis"), log: true, xRange: [1, depth.layers] });
       const [a, b] = [range(state.place), range(state.other)];
