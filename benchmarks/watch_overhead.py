@@ -130,7 +130,9 @@ def main():
         print(f"{name:42s} {r['overhead']:+7.2%} +- {r['standard_error']:.2%} (middle 90 % {r['trimmed']:+.2%})"
               + ("" if recorded is None else f", recorded {recorded} steps, its own count {r['own_count']:.2%}"))  # fmt: skip
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine.facts(), "sizes": SIZES, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"machine": machine.description(), "sizes": SIZES, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     else:
         folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
         check_folder(sweep, folder)
-    return folder, sweep, args.workers or max(1, _cores() // sweep.base.threads)
+    return folder, sweep, args.workers or max(1, cores() // sweep.base.threads)
 
 
 def _unnamed(args: argparse.Namespace, sweep: Sweep, file: Path) -> dict[str, set[str]]:
@@ -202,7 +202,7 @@ def _unnamed(args: argparse.Namespace, sweep: Sweep, file: Path) -> dict[str, se
     return {name: names for name, names in code.items() if given[name] is None}
 
 
-def _cores() -> int:
+def cores() -> int:
     """Those this process may use, which in a container can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

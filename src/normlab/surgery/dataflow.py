@@ -97,16 +97,16 @@ def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
 
 
 def _branch(streams: Streams, chain: list[Sum], place: int, g: Group) -> Branch:
-    """With the norms on the stream behind its sum, as far as they belong to the block."""
+    """With the norms on the stream after its sum, as far as they belong to the block."""
     s = chain[place]
     if place + 1 < len(chain):
-        behind = streams.norms_on(chain[place + 1].path)
+        after = streams.norms_on(chain[place + 1].path)
     else:
-        # Behind the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
+        # After the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
         # block has no module, whether the sum before it in the stream is followed by a norm.
-        behind = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
+        after = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
     parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
-    return branch_of(streams, s, behind, parallel or _two_in_one(streams, s))
+    return branch_of(streams, s, after, parallel or _two_in_one(streams, s))
 
 
 def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:

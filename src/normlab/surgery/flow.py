@@ -120,8 +120,8 @@ class Flow:
 
     # ---- nodes
 
-    def _put(self, op: str, role: str, inputs: Sequence[int], call: int, **facts: object) -> Given:
-        self.nodes.append(Node(len(self.nodes), op, role, tuple(dict.fromkeys(inputs)), call, **facts))  # type: ignore[arg-type]
+    def _put(self, op: str, role: str, inputs: Sequence[int], call: int, **details: object) -> Given:
+        self.nodes.append(Node(len(self.nodes), op, role, tuple(dict.fromkeys(inputs)), call, **details))  # type: ignore[arg-type]
         return Given(node=len(self.nodes) - 1)
 
     def norm(self, site: str, kind: str, x: Given, call: int) -> Given:

@@ -153,7 +153,7 @@ def _float(t: Tensor | None) -> Tensor | None:
 
 
 class Geometry(Probe):
-    """Where vectors lie behind a norm, and what they were like in front of it.
+    """Where vectors lie after a norm, and what they were like before it.
 
         length        mean |y| / sqrt(d);  length_spread: its deviation over its mean
         mean_angle    mean angle, in degrees, between y and the hyperplane of vectors without a mean
