@@ -134,7 +134,7 @@ MUTATIONS = [
     Mutation("files: code runs without trust", "src/normlab/cli", "if code and not args.trust:", "if False:", "code", FOR_FILES),
     Mutation("files: names leave the folder", "src/normlab/runs", 'c if c.isalnum() or c in "._+-" else "_" for c in text', "c for c in text", "never_leave", FOR_FILES),
     Mutation("files: a pipe is opened and read", "src/normlab/runs", "    if not stat.S_ISREG(status.st_mode):\n", "    if False:\n", "keeps_a_reader", FOR_FILES),
-    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "wrong_line or damaged_folders_give", FOR_FILES),
+    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "nesting_is_bounded", FOR_FILES),
     Mutation("files: escape sequences act", "src/normlab/cli", 'c if c.isprintable() or c in "\\n\\t" else ascii(c)[1:-1] for c in str(text)', "c for c in str(text)", "text_does_nothing or markup", FOR_FILES),
     Mutation("files: Infinity in JSON", "src/normlab/lab", "if isinstance(v, float) and not math.isfinite(v)})", "if False})", "strict_json", FOR_FILES),
     Mutation("files: a factory moves the run", "src/normlab/lab/train.py", "folder = Path(folder).absolute()", "folder = Path(folder)", "working_folder", FOR_FILES),
