@@ -6,6 +6,7 @@ watch's own count of the time spent in its hooks. Beside the presets: the same c
 them by hand (mean and deviation of every norm's output, read to the host each step), and W&B's watch (offline).
 
     python benchmarks/watch_overhead.py --json out.json
+    python benchmarks/watch_overhead.py --rounds 998 --sides lite,default    # over the 1000 steps that the limit is held over
 """
 
 import argparse
@@ -82,6 +83,7 @@ def wandb_watch(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--sides", default="", help="only sides that contain one of these words, separated by commas")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ.update({"WANDB_SILENT": "true", "WANDB_MODE": "offline"})
@@ -104,6 +106,8 @@ def main():
         attach["wandb.watch, every 10 steps"] = wandb_watch(str(folder))
     except ImportError:
         print("wandb is not installed: left out", file=sys.stderr)
+    words = ("unwatched", *args.sides.split(",")) if args.sides else ("",)
+    attach = {name: make for name, make in attach.items() if any(word in name for word in words)}
     sides = {name: Side(make) for name, make in attach.items()}
     times = {name: [] for name in sides}
     for side in sides.values():

@@ -210,3 +210,11 @@ def node_number(node: Any) -> int:
         return node._sequence_nr()
     except AttributeError:
         return 0
+
+
+def node_shapes(node: Any) -> list[tuple[int, ...]]:
+    """The shapes of what a node of autograd's graph stands for, one per output. Where torch does not say: none."""
+    try:
+        return [tuple(facts.shape) for facts in node._input_metadata]
+    except (AttributeError, RuntimeError):
+        return []

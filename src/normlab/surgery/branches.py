@@ -36,7 +36,7 @@ def norm_name(flow: Flow, node: Node) -> str:
     if node.site is not None:
         return node.site
     where = flow.calls[node.call].name if node.call >= 0 else ""
-    alike = [n.at for n in flow.nodes if n.role == "norm" and n.site is None and n.call == node.call]
+    alike = flow.functions[node.call]
     which = f" {alike.index(node.at) + 1}" if len(alike) > 1 else ""
     return f"{where or 'model'} ({node.kind}, a function{which})"
 
@@ -49,6 +49,14 @@ def factor_of(nodes: list[Node]) -> float | str | None:
             return node.learned
         product *= node.factor or 1.0
     return None if product == 1 else product
+
+
+def kind_of(streams: Streams, s: Sum) -> str:
+    """What kind of sub-layer a sum adds."""
+    if not streams.flow.attending.isdisjoint(s.region):
+        return "attention"
+    nodes = streams.flow.nodes
+    return "mixing" if any(nodes[i].role == "mixer" or "conv" in nodes[i].op for i in s.region) else "feedforward"
 
 
 def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
@@ -68,7 +76,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
         for p in flow.nodes[i].inputs:
             if p in held:
                 below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
-    attends = any(flow.attends(i) for i in region)
+    attends = not flow.attending.isdisjoint(region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:
         node = flow.nodes[i]
@@ -82,13 +90,12 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
             place = _inside(streams, i, held, below)
             place = "inner" if place == "queries_keys" and not attends else place
         places[place].append(norm_name(flow, node))
-    mixes = streams.has(s, "mixer") or any("conv" in flow.nodes[i].op for i in region)
     # What stands before the branch starts acts on both: an embedding's factor, for instance.
     own = s.path[: next((k for k, i in enumerate(s.path) if i in s.taps), len(s.path))]
     scales = [flow.nodes[i] for i in own if flow.nodes[i].role == "scale"]
     last = [flow.nodes[i] for i in streams.back(s.branch)[0] if flow.nodes[i].role == "scale"]
     return Branch(
-        kind="attention" if attends else "mixing" if mixes else "feedforward",
+        kind=kind_of(streams, s),
         stream=tuple(norm_name(flow, n) for n in stream_norms),
         stream_factor=factor_of(scales),
         branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),

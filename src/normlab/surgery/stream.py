@@ -74,7 +74,7 @@ class Streams:
         best = min(found, key=lambda s: len(s.path))
         inner = self.sums.get(self.back(best.branch)[0][-1])
         held = [self.sums[i] for i in best.region if i in self.sums]
-        skips = any(self.flow.attends(i) for s in held for i in s.region)
+        skips = any(not self.flow.attending.isdisjoint(s.region) for s in held)
         if skips or (inner is not None and self._carries(inner, best.path[0])):
             # Deep side and an earlier value of the stream, or one that skipped whole layers: it goes on through the deep side.
             if inner is not None:

@@ -146,10 +146,15 @@ class Accumulated:
 
     def __init__(self, model: nn.Module | None) -> None:
         every = () if model is None else model.parameters()
-        wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
-        self.parameter = min(wanted, key=lambda p: p.numel(), default=None)
+        self._wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
         self._sum: Tensor | None = None
         self._last: Tensor | None = None
+        self._handle: Any = None
+        self._choose(self._wanted)
+
+    def _choose(self, among: list[nn.Parameter]) -> None:
+        self.close()
+        self.parameter = min(among, key=lambda p: p.numel(), default=None)
         self._handle = None if self.parameter is None else self.parameter.register_hook(self._see)
 
     def _see(self, grad: Tensor) -> None:
@@ -160,6 +165,8 @@ class Accumulated:
     def measure(self) -> dict[str, dict[str, Tensor]]:
         """Before the optimizer step."""
         grad = None if self.parameter is None else self.parameter.grad
+        if grad is None:  # nothing flows to it (XLNet's mask embedding): from the next step on, another
+            self._choose([p for p in self._wanted if p.grad is not None] or self._wanted)
         if grad is None or self._sum is None or self._last is None or grad.is_sparse:
             return {}
         g = grad.detach().float()
