@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -71,7 +72,7 @@ def main():
             base, _ = timed(plain)
             took, flow = timed(capture)
             times[name].append(took - base)
-            took, structure = timed(lambda flow=flow, name=name: structure_of(flow, found, name))
+            took, structure = timed(partial(structure_of, flow, found, name))
             times[f"classify {name}"].append(took)
             assert structure.placement == "pre" and len(structure.blocks) == 48
     rows = [{"part": n, "median_ms": statistics.median(t), "fastest_ms": min(t)} for n, t in times.items()]

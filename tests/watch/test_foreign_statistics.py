@@ -35,7 +35,13 @@ def patch_tst():
 
 def conformer():
     transformers = pytest.importorskip("transformers")
-    settings = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": V}
+    settings = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "vocab_size": V,
+    }
     model = transformers.Wav2Vec2ConformerModel(transformers.Wav2Vec2ConformerConfig(
         conv_dim=(16, 16), conv_stride=(5, 2), conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=8,
         num_conv_pos_embedding_groups=2, position_embeddings_type=None, mask_time_prob=0.0, layerdrop=0.0, **settings))  # fmt: skip
@@ -55,7 +61,7 @@ BATCH_NORMED = [
            mlp_ratio=[2.0, 2.0], attention_drop_rate=[0.0, 0.0], drop_rate=[0.0, 0.0], drop_path_rate=[0.0, 0.0], qkv_bias=[True, True],
            cls_token=[False, True], qkv_projection_method=["dw_bn", "dw_bn"], kernel_qkv=[3, 3], padding_kv=[1, 1], stride_kv=[2, 2],
            padding_q=[1, 1], stride_q=[1, 1]),
-    images("EfficientNet", width_coefficient=0.25, depth_coefficient=0.3, image_size=32, hidden_dim=40, drop_connect_rate=0.0),
+    images("EfficientNet", width_coefficient=0.25, depth_coefficient=0.3, image_size=32, hidden_dim=320, drop_connect_rate=0.0),
     images("SwiftFormer", embed_dims=[8, 8, 12, 16], depths=[1, 1, 1, 1], image_size=32, drop_path_rate=0.0),
     images("TextNet", head="Model", conv_layer_kernel_sizes=[[[3, 3]], [[3, 3]], [[3, 3]], [[3, 3]]], conv_layer_strides=[[1], [2], [2], [1]],
            hidden_sizes=[8, 8, 8, 8, 8], stem_out_channels=8),
@@ -73,7 +79,7 @@ class OfTokens(nn.Module):
         self.bn = nn.BatchNorm1d(width)
 
     def forward(self, x):
-        return self.bn(x) if x.dim() == 2 else self.bn(x.transpose(1, 2)).transpose(1, 2)
+        return self.bn(x) if x.dim() == 2 else self.bn(x.transpose(1, 2)).transpose(1, 2).contiguous()
 
 
 def batch_normed(make):
@@ -101,7 +107,10 @@ class Seen:
         for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.register_forward_pre_hook(lambda m, args, n=name: self.before(n, m, args[0]))
-                module.register_forward_hook(lambda m, args, y, n=name: self.found[n].setdefault("y", y.detach().double()))
+                module.register_forward_hook(lambda m, args, y, n=name: self.after(n, y))
+
+    def after(self, name, y):
+        self.found[name].setdefault("y", y.detach().double())
 
     def before(self, name, module, x):
         if name not in self.found:
@@ -161,8 +170,8 @@ def compare(tmp_path, make, mask):
     table = {q: {s: v.last() for s, v in sites.items()} for q, sites in run.table().items()}
     compared = 0
     for site, one in seen.found.items():
-        if "y" not in one or len(cells(one["x"], mask)) < 2:
-            continue
+        if "y" not in one or cells(one["x"], mask).std(0, correction=0).min() < 1e-3:
+            continue  # of a feature that is the same everywhere nothing can be told but its eps
         for quantity, value in direct(one, mask).items():
             assert table[quantity][site] == pytest.approx(float(value), rel=2e-3, abs=2e-5), (quantity, site, said)
             compared += 1
@@ -191,10 +200,7 @@ def test_the_share_of_16_bit_weights_that_a_step_leaves_as_they_were(tmp_path, m
     blocks = surgery.find_blocks(model)
     with normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every=1, max_overhead=None) as watch:
         tokens = torch.randint(3, V, (B, L), generator=torch.Generator().manual_seed(1))
-        if make is vit:
-            out = model(pixel_values=torch.randn(2, 3, 8, 8).bfloat16()).logits
-        else:
-            out = call(tokens)
+        out = model(pixel_values=torch.randn(2, 3, 8, 8).bfloat16()).logits if make is vit else call(tokens)
         out.float().square().mean().backward()
         old = {b.name: [p.detach().clone() for p in b.module.parameters()] for b in blocks}
         grads = {b.name: [None if p.grad is None else p.grad.clone() for p in b.module.parameters()] for b in blocks}

@@ -175,7 +175,8 @@ def seen_at(model, names, call):
     """What left these modules, and what was read of them."""
     outs = {}
     handles = [
-        model.get_submodule(n).register_forward_hook(lambda m, a, y, n=n: outs.__setitem__(n, y.detach())) for n in names
+        model.get_submodule(n).register_forward_hook(lambda m, a, y, n=n: outs.__setitem__(n, y.detach()))
+        for n in names
     ]
     table = call()
     for handle in handles:
@@ -224,7 +225,7 @@ def test_a_flattened_stream_that_is_sequence_first(tmp_path):
 
     model, mask = Model(), real()
     tokens = torch.randint(0, 11, (B, L))
-    outs, (table, info, _) = seen_at(model, ("flat",), lambda: once(tmp_path, model, lambda: model(tokens, mask)))
+    outs, (table, _info, _) = seen_at(model, ("flat",), lambda: once(tmp_path, model, lambda: model(tokens, mask)))
     assert table["length"]["flat"] == pytest.approx(length_of(outs["flat"], mask.T.reshape(-1)), rel=1e-5)
 
 
@@ -234,7 +235,11 @@ def test_attention_that_turns_inside_of_a_block_says_nothing_of_the_stream(tmp_p
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding, self.norm, self.attention = nn.Embedding(11, D), nn.LayerNorm(D), nn.MultiheadAttention(D, 2)
+            self.embedding, self.norm, self.attention = (
+                nn.Embedding(11, D),
+                nn.LayerNorm(D),
+                nn.MultiheadAttention(D, 2),
+            )
             self.last = nn.LayerNorm(D)
 
         def forward(self, tokens, attention_mask):
@@ -244,7 +249,9 @@ def test_attention_that_turns_inside_of_a_block_says_nothing_of_the_stream(tmp_p
 
     model, mask = Model(), real(B, LENGTHS.clamp(max=B))
     tokens = torch.randint(0, 11, (B, B))
-    outs, (table, info, _) = seen_at(model, ("norm", "last"), lambda: once(tmp_path, model, lambda: model(tokens, mask)))
+    outs, (table, info, _) = seen_at(
+        model, ("norm", "last"), lambda: once(tmp_path, model, lambda: model(tokens, mask))
+    )
     assert info["coverage"]["mask_not_used"] == {}
     for site, y in outs.items():
         assert table["length"][site] == pytest.approx(length_of(y, mask), rel=1e-5), site

@@ -68,14 +68,20 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
     comes: dict[int, bool] = {}  # from the stream
     above: dict[int, bool] = {}  # is there a matrix between the stream and it?
     below: dict[int, bool] = dict.fromkeys(region, False)  # ... between it and the sum?
+    nodes = flow.nodes
     for i in region:
-        inputs = flow.nodes[i].inputs
-        comes[i] = any(p in s.taps or comes.get(p, False) for p in inputs)
-        above[i] = any(p in held and (flow.nodes[p].role == weighty or above[p]) for p in inputs)
+        comes[i] = above[i] = False
+        for p in nodes[i].inputs:
+            if p in s.taps or comes.get(p):
+                comes[i] = True
+            if p in held and (above[p] or nodes[p].role == weighty):
+                above[i] = True
     for i in reversed(region):
-        for p in flow.nodes[i].inputs:
-            if p in held:
-                below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
+        under = below[i] or nodes[i].role == weighty
+        if under:
+            for p in nodes[i].inputs:
+                if p in held:
+                    below[p] = True
     attends = not flow.attending.isdisjoint(region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:

@@ -42,11 +42,12 @@ class _Capture:
     def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
         self.model, self.flow = model, Flow()
         self.norms = {id(s.module): s for s in norms}
-        self.names = {id(m): n for n, m in model.named_modules()}
-        self.parameters = {id(p): n for n, p in model.named_parameters()}
-        self.flow.numbers = {n for n, p in model.named_parameters() if p.numel() == 1}
+        self.modules = {id(m): (n, m) for n, m in model.named_modules()}
+        named = list(model.named_parameters())
+        self.parameters = {id(p): n for n, p in named}
+        self.flow.numbers = {n for n, p in named if p.numel() == 1}
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-        self.listed = {id(c) for m in model.modules() if isinstance(m, lists) for c in m.children()}
+        self.listed = {id(c) for _, m in self.modules.values() if isinstance(m, lists) for c in m.children()}
         self._handles: list[Any] = []
         self._calls: list[int] = []
 
@@ -65,7 +66,7 @@ class _Capture:
 
         see.passive = True  # type: ignore[attr-defined]
         keep = self._handles.append
-        for module in self.model.modules():
+        for _, module in self.modules.values():
             if id(module) in self.norms:
                 keep(module.register_forward_hook(see, with_kwargs=True))
             elif type(module) not in PLAIN_LEAVES:
@@ -78,7 +79,7 @@ class _Capture:
         self._handles = []
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        name = self.names[id(module)]
+        name = self.modules[id(module)][0]
         self._calls.append(self.flow.enter(name, type(module).__name__, self.call, id(module) in self.listed))
         self._entered()
 
@@ -87,7 +88,7 @@ class _Capture:
         if isinstance(module, Residual) and output is not None:
             # A sum of ours, whose norm may run in the same kernel. One left open is carried out in the next block: it belongs to
             # the module that holds it.
-            call = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
+            call = self.flow.last_call_of(self.modules[id(module)][0].rpartition(".")[0], self.call)
             made = output if isinstance(output, tuple) else (output,)
             self._see_sum(args[0], args[1], module.alpha, made[0], call)
             if len(made) > 1 and id(args[2]) in self.norms:
@@ -111,9 +112,14 @@ class OperatorCapture(_Capture, TorchDispatchMode):
     def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
         TorchDispatchMode.__init__(self)
         _Capture.__init__(self, model, norms)
-        self._values: dict[int, Given] = {}
+        self._values: dict[int, Given] = {i: Given(parameter=n, dims=p.dim()) for (i, n), p in zip(
+            self.parameters.items(), model.parameters(), strict=True)}  # fmt: skip
         self._kept: list[Tensor] = []
         self._aliases: dict[int, list[Tensor]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's wrapper against it takes longer than a small operator
 
     def __enter__(self) -> Any:
         self.attach()
@@ -135,9 +141,6 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         return self.flow
 
     def value(self, t: Tensor) -> Given:
-        name = self.parameters.get(id(t))
-        if name is not None:
-            return Given(parameter=name, dims=t.dim())
         return self._values.get(id(t), CONSTANT)
 
     def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
@@ -157,19 +160,21 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         op, changes = _what(func)
-        given = []
+        given, factor = [], op in ("mul", "div")
         for a in args:
-            for t in tensors_in(a) if not isinstance(a, (int, float)) else ():
+            if isinstance(a, (int, float)):
+                if factor:
+                    given.append(Given(number=float(a)))
+                continue
+            for t in (a,) if isinstance(a, Tensor) else tensors_in(a):
                 value = self.value(t)
-                if value == CONSTANT and t.numel() == 1 and t.dim() == 0 and not t.is_meta and op in ("mul", "div"):
+                if factor and value == CONSTANT and t.dim() == 0 and not t.is_meta:
                     value = Given(number=float(t))
                 given.append(value)
-            if isinstance(a, (int, float)) and op in ("mul", "div"):
-                given.append(Given(number=float(a)))
         if op == "copy":
             given = given[1:]  # what was there before is gone
         made = self.flow.add(op, given, self.call, float(kwargs.get("alpha", 1)))
-        for t in tensors_in(out):
+        for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
             if t.is_floating_point() or t.is_complex():
                 if changes:
                     self._changed(t, made)

@@ -142,9 +142,16 @@ class Flow:
 
     def add(self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0) -> Given:
         """What an operator makes: a node, or, of parameters or constants alone, a parameter or a constant again."""
-        acts = [g.node for g in given if g.node is not None]
-        learned = [g for g in given if g.parameter is not None]
-        rest = len(given) - len(acts) - len(learned)
+        acts: list[int] = []
+        learned: list[Given] = []
+        rest = 0
+        for g in given:
+            if g.node is not None:
+                acts.append(g.node)
+            elif g.parameter is not None:
+                learned.append(g)
+            else:
+                rest += 1
         if not acts:
             if not learned:
                 return CONSTANT
@@ -182,7 +189,9 @@ class Flow:
     @cached_property
     def attending(self) -> set[int]:
         """scaled_dot_product_attention, and each softmax of a product of two activations' matrices. Of a finished flow."""
-        return {node.at for node in self.nodes if ("softmax" in node.op or "scaleddot" in node.op) and self._attends(node)}
+        return {
+            node.at for node in self.nodes if ("softmax" in node.op or "scaleddot" in node.op) and self._attends(node)
+        }
 
     @cached_property
     def functions(self) -> dict[int, list[int]]:

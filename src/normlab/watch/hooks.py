@@ -284,33 +284,38 @@ class Hooks:
         return hook
 
     def _block_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
+        trace, budget, name = self.trace, self.budget, block.name
+
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._inside and self._inside[-1] == block.name:
-                self._inside.pop()
-            if not (self.active or self.trace is not None):
-                return
-            with self.budget:
-                carries, again = carrier(output), recomputing()
-                if self.active and again and carries is not None and block.name in self.blocks_seen:
-                    self._ask_gradient(block, carries)  # a checkpoint that re-enters: the first pass had no graph
-                    return
-                if again:
-                    return
-                first = self.active and block.name not in self.blocks_seen
-                if first:
-                    self.blocks_seen.add(block.name)
-                if carries is None:
-                    return
-                if self.trace is not None:
-                    self.trace.note(block.name, output)
-                if not first:
-                    return
-                if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
-                    self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
-                else:
-                    self._see_block(block, _given(args, kwargs), output, carries)
+            if self.active:
+                self._see_output_of(block, args, kwargs, output)
+            elif trace is not None and not recomputing():  # of every step: as little as it takes
+                began = budget.clock()
+                trace.note(name, output)
+                budget.spent += budget.clock() - began
 
         return hook
+
+    def _see_output_of(self, block: surgery.BlockSite, args: Any, kwargs: Any, output: Any) -> None:
+        if self._inside and self._inside[-1] == block.name:
+            self._inside.pop()
+        with self.budget:
+            carries, again, seen = carrier(output), recomputing(), block.name in self.blocks_seen
+            if again and carries is not None and seen:
+                self._ask_gradient(block, carries)  # a checkpoint that re-enters: the first pass had no graph
+            if again:
+                return
+            self.blocks_seen.add(block.name)
+            if carries is None:
+                return
+            if self.trace is not None:
+                self.trace.note(block.name, output)
+            if seen:
+                return
+            if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
+                self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
+            else:
+                self._see_block(block, _given(args, kwargs), output, carries)
 
     def _see_block(self, block: surgery.BlockSite, given: Any, output: Any, carries: Tensor | None) -> None:
         x, y = self._stream(given), surgery.stream_of(output)

@@ -21,7 +21,9 @@ VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze")  # the or
 PRODUCTS = {"Addmm": 1, "Mm": 0, "Linear": 0}  # which of what they are given brings the rows
 OPAQUE = ("AsStrided", "Bmm", "Baddbmm", "Addbmm", "Einsum", "Dot", "Fft", "Expand", "Repeat", "Copy", "Index")
 Place = tuple[Any, int]  # a node of the graph, and which of its outputs
-Axis = tuple[int, int]  # its number, and how many steps of slower axes one step of it spans that were folded into it: 1 if none
+Axis = tuple[
+    int, int
+]  # its number, and how many steps of slower axes one step of it spans that were folded into it: 1 if none
 
 
 class Layout:
@@ -89,7 +91,7 @@ def _back(node: Any, number: int, axis: Axis) -> Iterator[tuple[Place, Axis]]:
         return
     given: Sequence[Place] = node.next_functions
     for place, parent in reversed(list(enumerate(given))):
-        if parent[0] is None or name in PRODUCTS and place != PRODUCTS[name]:
+        if parent[0] is None or (name in PRODUCTS and place != PRODUCTS[name]):
             continue
         before = _shape(*parent)
         if before is None:

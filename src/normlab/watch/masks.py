@@ -41,7 +41,9 @@ class Masks:
         self._found: dict[str, Tensor] = {}
         self._tokens: list[Tensor] = []
         self._layout = Layout()
-        self._told: dict[str, bool] = {}  # batch-first, by an unmistakable shape or the graph at this site, now or earlier?
+        self._told: dict[
+            str, bool
+        ] = {}  # batch-first, by an unmistakable shape or the graph at this site, now or earlier?
         self._told_last: bool | None = None
         self.unused: dict[str, str] = {}  # site: why a mask of the call was not used there
 
@@ -118,9 +120,7 @@ class Masks:
             self.unused[site] = why
         return None
 
-    def _laid(
-        self, site: str, x: Tensor, mask: Tensor, places: tuple[int, ...]
-    ) -> tuple[Tensor | None, str | None]:
+    def _laid(self, site: str, x: Tensor, mask: Tensor, places: tuple[int, ...]) -> tuple[Tensor | None, str | None]:
         """(the mask in that shape, None), or (None, why not); (None, None) where there are no tokens to hide."""
         batch, length = mask.shape
         if len(places) == 3:

@@ -22,7 +22,9 @@ def main() -> int:
     parser.add_argument("set", choices=SETS)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--only", default="", help="cases whose name or kind contains this")
-    parser.add_argument("--defaults", action="store_true", help="watch with its defaults, every=10 and max_overhead=0.03")
+    parser.add_argument(
+        "--defaults", action="store_true", help="watch with its defaults, every=10 and max_overhead=0.03"
+    )
     parser.add_argument("--part", default="0/1", help="i/n: every n-th case from the i-th on, for several processes")
     parser.add_argument("--write", type=Path, help="put the tables into these docs (a folder with en and zh)")
     args = parser.parse_args()
@@ -30,7 +32,9 @@ def main() -> int:
     part, parts = map(int, args.part.split("/"))
     cases = [c for c in SETS[args.set]() if args.only in f"{c.kind}: {c.name}"]
     home = f"{args.set}-defaults" if args.defaults else args.set
-    options: dict[str, Any] = {} if args.defaults else {"max_overhead": None}  # as the watch itself advises for short runs
+    options: dict[str, Any] = (
+        {} if args.defaults else {"max_overhead": None}
+    )  # as the watch itself advises for short runs
     began = time.perf_counter()
     for number, case in enumerate(cases):
         folder = args.out / home / f"{case.kind}--{case.name}".replace(" ", "-").replace(",", "")
