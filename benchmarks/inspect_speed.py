@@ -1,7 +1,8 @@
 """What looking into a deep model takes: 48 layers of Llama, tiny in width, captured both ways and classified.
 
 Capturing is the time beyond the forward pass itself; both are taken in turn, and of each the median of the rounds is given, with
-the fastest. Finding the norms by behaviour, which comes first, is given apart.
+the fastest. Finding the norms by behaviour, which comes first, is given apart. Times are processor time of one thread, which other
+processes hardly touch.
 
     python benchmarks/inspect_speed.py --json out.json
 """
@@ -33,9 +34,9 @@ def llama():
 
 
 def timed(run):
-    began = time.perf_counter()
+    began = time.process_time()
     result = run()
-    return 1e3 * (time.perf_counter() - began), result
+    return 1e3 * (time.process_time() - began), result
 
 
 def main():
@@ -43,6 +44,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     model, tokens = llama(), torch.arange(2, 10).unsqueeze(0)
 
     def forward():

@@ -55,16 +55,15 @@ def kind_of(streams: Streams, s: Sum) -> str:
     """What kind of sub-layer a sum adds."""
     if not streams.flow.attending.isdisjoint(s.region):
         return "attention"
-    nodes = streams.flow.nodes
-    return "mixing" if any(nodes[i].role == "mixer" or "conv" in nodes[i].op for i in s.region) else "feedforward"
+    return "feedforward" if streams.flow.mixing.isdisjoint(s.region) else "mixing"
 
 
 def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
     """``stream_norms``: those behind the sum."""
     flow = streams.flow
     region = sorted(s.region)
-    weighty = "matrix" if streams.has(s, "matrix") else "mixer"
-    held = set(region)
+    weighty = "mixer" if flow.matrices.isdisjoint(s.region) else "matrix"
+    held = s.region
     comes: dict[int, bool] = {}  # from the stream
     above: dict[int, bool] = {}  # is there a matrix between the stream and it?
     below: dict[int, bool] = dict.fromkeys(region, False)  # ... between it and the sum?
@@ -85,7 +84,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
     attends = not flow.attending.isdisjoint(region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:
-        node = flow.nodes[i]
+        node = nodes[i]
         if node.role != "norm" or not comes[i] or not (above[i] or below[i]):
             continue
         if not above[i]:
@@ -105,7 +104,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
         stream=tuple(norm_name(flow, n) for n in stream_norms),
         stream_factor=factor_of(scales),
         branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),
-        entry_factor=_entry_factor(streams, s, held, above),
+        entry_factor=_entry_factor(streams, region, held, above),
         parallel=parallel, bridge=streams.bridged(s.node),
         **{place: tuple(dict.fromkeys(names)) for place, names in places.items()},
     )  # fmt: skip
@@ -131,10 +130,10 @@ def _inside(streams: Streams, norm: int, held: set[int], below: dict[int, bool])
     return "before_last" if last else "inner"
 
 
-def _entry_factor(streams: Streams, s: Sum, held: set[int], above: dict[int, bool]) -> float | str | None:
+def _entry_factor(streams: Streams, region: list[int], held: set[int], above: dict[int, bool]) -> float | str | None:
     """A factor between the norm at the entry and the first matrix."""
     flow = streams.flow
-    for i in sorted(held):
+    for i in region:
         node = flow.nodes[i]
         if (
             node.role == "scale"

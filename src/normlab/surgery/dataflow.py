@@ -93,7 +93,7 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
 
 
 def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
-    return any(streams.has(s, "matrix", "mixer") for s in sums)
+    return any(not streams.flow.weighty.isdisjoint(s.region) for s in sums)
 
 
 def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: list[Group]) -> Branch:

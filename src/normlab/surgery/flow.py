@@ -194,6 +194,23 @@ class Flow:
         }
 
     @cached_property
+    def matrices(self) -> set[int]:
+        return {node.at for node in self.nodes if node.role == "matrix"}
+
+    @cached_property
+    def mixers(self) -> set[int]:
+        return {node.at for node in self.nodes if node.role == "mixer"}
+
+    @cached_property
+    def weighty(self) -> set[int]:
+        return self.matrices | self.mixers
+
+    @cached_property
+    def mixing(self) -> set[int]:
+        """Where positions meet: mixers, and convolutions."""
+        return self.mixers | {node.at for node in self.nodes if "conv" in node.op}
+
+    @cached_property
     def functions(self) -> dict[int, list[int]]:
         """Norms that are no modules, by the call they were made in. Of a finished flow."""
         found: dict[int, list[int]] = {}
