@@ -1,6 +1,7 @@
 # setup   the environment in .venv, with the package built from this checkout
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
+# browser the pages: types of their JavaScript (npm) and tests in chromium
 # nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
@@ -16,7 +17,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly corpus clean
+.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly browser corpus clean
 
 setup: .venv/stamp
 
@@ -40,7 +41,16 @@ demo: .venv/demo
 	$(BIN)/normlab compare
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not nightly"
+	$(BIN)/python -m pytest -n 2 -m "not nightly and not browser"
+
+# npm serves development alone: the type checker of the pages' JavaScript, and axe-core for their accessibility.
+node_modules/stamp: package.json package-lock.json
+	npm ci --no-audit --no-fund
+	touch $@
+
+browser: setup node_modules/stamp
+	node_modules/.bin/tsc --project .
+	$(BIN)/python -m pytest -m browser tests/report
 
 nightly: setup
 	$(BIN)/python -m pytest -n 2 -m nightly

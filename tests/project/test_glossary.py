@@ -49,7 +49,7 @@ def chinese_strings(path: Path) -> str:
 
 def sources() -> list[Path]:
     """Files of the package, and of what writes tables into the pages, that speak Chinese."""
-    found = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".py", ".jinja", ".html", ".js", ".css")]
+    found = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".py", ".jinja", ".html", ".js", ".css", ".json")]
     found += [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "matrix.py"]
     return [p for p in sorted(found) if chinese_strings(p)]
 

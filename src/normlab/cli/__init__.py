@@ -18,6 +18,7 @@ from . import (
     completion,
     diagnose,
     doctor,
+    explore,
     inspect,
     listing,
     lr_range,
@@ -41,6 +42,7 @@ EXAMPLES = """examples:
   normlab answer runs/grid          what a sweep says, finished or not
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
+  normlab explore                   play with norms and placements in a browser
   normlab numerics                  largest errors against float64
   normlab completion bash           completion for your shell
 """
@@ -58,6 +60,7 @@ VERBS: dict[str, Any] = {
     "answer": answer.run,
     "train": train.run,
     "report": report.run,
+    "explore": explore.run,
     "completion": completion.run,
     "numerics": numerics.run,
 }
@@ -86,6 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         answer,
         train,
         report,
+        explore,
         completion,
         numerics,
     ):

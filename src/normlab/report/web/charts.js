@@ -1,0 +1,134 @@
+/** Line charts in SVG: axes, lines told apart by color, dash and a letter at their end, and a mark where one broke off. */
+
+import { h, number, s } from "./elements.js";
+
+/**
+ * @typedef {object} Line
+ * @property {string} name the letter at its end
+ * @property {string} kind a class of the style sheet: a, b or another
+ * @property {(readonly [number, number])[]} points
+ * @property {boolean} [broken] marked with a cross at its end
+ * @property {boolean} [faint]
+ */
+/**
+ * @typedef {object} Chart
+ * @property {Line[]} lines
+ * @property {string} x label
+ * @property {string} y label
+ * @property {boolean} [log] of the vertical axis
+ * @property {number[]} [across] horizontal lines for comparison
+ * @property {[number, number]} [xRange]
+ * @property {[number, number]} [yRange] at least this much is shown (log: not used)
+ * @property {number} [top] values above it are cut off
+ */
+
+const EDGE = { left: 44, right: 22, top: 26, bottom: 34 };
+
+export class Plot {
+  /** @param {number} height */
+  constructor(height) {
+    this.height = height;
+    this.element = h("div", { class: "plot" });
+    /** @type {Chart | null} */
+    this.last = null;
+    this.watcher = new ResizeObserver(() => this.last && this.draw(this.last));
+    this.watcher.observe(this.element);
+  }
+
+  /** @param {Chart} chart */
+  draw(chart) {
+    this.last = chart;
+    const width = this.element.clientWidth;
+    if (width < 80) return;
+    this.element.replaceChildren(drawn(chart, width, this.height));
+  }
+}
+
+/**
+ * @param {Chart} chart
+ * @param {number} width
+ * @param {number} height
+ */
+function drawn(chart, width, height) {
+  const usable = (/** @type {readonly [number, number]} */ [x, y]) => Number.isFinite(x) && Number.isFinite(y) && (!chart.log || y > 0);
+  const all = chart.lines.flatMap((line) => line.points.filter(usable));
+  const xs = chart.xRange ?? [Math.min(0, ...all.map((p) => p[0])), Math.max(1, ...all.map((p) => p[0]))];
+  const across = chart.across ?? [];
+  const [low, high] = vertical([...all.map((p) => p[1]), ...across], chart);
+  const right = width - EDGE.right, bottom = height - EDGE.bottom;
+  const px = (/** @type {number} */ x) => EDGE.left + ((x - xs[0]) / (xs[1] - xs[0] || 1)) * (right - EDGE.left);
+  const scale = (/** @type {number} */ y) => (chart.log ? Math.log10(y) : y);
+  const py = (/** @type {number} */ y) => bottom - ((scale(Math.min(Math.max(y, chart.log ? 1e-300 : low), chart.top ?? Infinity)) - low) / (high - low || 1)) * (bottom - EDGE.top);
+  const root = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true", focusable: "false" });
+  const axes = s("g", { class: "axis" });
+  for (const y of chart.log ? decades(low, high) : ticks(low, high, 4)) {
+    const at = py(y);
+    axes.append(s("line", { x1: EDGE.left, x2: right, y1: at, y2: at }), s("text", { x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, number(y)));
+  }
+  for (const x of ticks(xs[0], xs[1], width < 420 ? 4 : 6)) axes.append(s("text", { x: px(x), y: bottom + 15, "text-anchor": "middle" }, number(x, 4)));
+  axes.append(s("text", { x: right, y: height - 4, "text-anchor": "end", class: "name" }, chart.x), s("text", { x: 0, y: 11, class: "name" }, chart.y));
+  root.append(axes);
+  for (const y of across) root.append(s("line", { class: "across", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }));
+  /** @type {number[]} */
+  const taken = [];
+  for (const line of chart.lines) {
+    const points = line.points.filter(usable);
+    if (!points.length) continue;
+    const path = points.map(([x, y], i) => `${i ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
+    const [lastX, lastY] = points[points.length - 1];
+    root.append(s("path", { class: `line ${line.kind}${line.faint ? " faint" : ""}`, d: path }));
+    if (points.length === 1) root.append(s("circle", { class: `dot ${line.kind}`, cx: px(lastX), cy: py(lastY), r: 3 }));
+    if (line.broken) root.append(s("path", { class: `cross ${line.kind}`, d: `M${px(lastX) - 5} ${py(lastY) - 5}l10 10m0 -10l-10 10` }));
+    if (!line.faint && line.name) {
+      let at = py(lastY) + 4;
+      const away = at > height / 2 ? -1 : 1; // one direction only, or two letters could chase each other forever
+      while (taken.some((other) => Math.abs(other - at) < 13)) at += away;
+      taken.push(at);
+      root.append(s("text", { class: `letter ${line.kind}`, x: px(lastX) + 7, y: at }, line.name));
+    }
+  }
+  return root;
+}
+
+/**
+ * The range of the vertical axis, in decades if it is logarithmic.
+ * @param {number[]} values
+ * @param {Chart} chart
+ * @returns {[number, number]}
+ */
+function vertical(values, chart) {
+  if (chart.log) {
+    const powers = values.filter((v) => v > 0).map(Math.log10);
+    if (!powers.length) return [-1, 1];
+    const low = Math.min(...powers), high = Math.max(...powers), pad = Math.max(0.08 * (high - low), (1 - (high - low)) / 2);
+    return [low - pad, high + pad]; // at least a decade: equal values are to look equal
+  }
+  const low = Math.min(...values, chart.yRange?.[0] ?? Infinity), high = Math.min(Math.max(...values, chart.yRange?.[1] ?? -Infinity), chart.top ?? Infinity);
+  return Number.isFinite(low) && Number.isFinite(high) ? [low, high > low ? high + 0.04 * (high - low) : low + 1] : [0, 1];
+}
+
+/**
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
+export function ticks(low, high, count) {
+  const raw = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= raw) ?? raw;
+  const found = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(Number((i * step).toPrecision(12)));
+  return found;
+}
+
+/**
+ * @param {number} low
+ * @param {number} high
+ */
+function decades(low, high) {
+  const first = Math.ceil(low), last = Math.floor(high);
+  if (last - first < 2)
+    return [first - 1, first, last, last + 1].flatMap((power) => [1, 2, 5].map((m) => Number((m * 10 ** power).toPrecision(3))))
+      .filter((v, i, all) => v >= 10 ** low && v <= 10 ** high && all.indexOf(v) === i);
+  const step = Math.ceil((last - first + 1) / 5);
+  return Array.from({ length: Math.floor((last - first) / step) + 1 }, (_, i) => 10 ** (first + i * step));
+}
