@@ -54,9 +54,9 @@ class BatchDrift(NormProbe):
     def _distances(self, frames: NormFrames, what: str, rows: Tensor, own: Any, suffix: str) -> dict[str, Tensor]:
         var, mean = torch.var_mean(rows, -2, correction=0)
         keys = [(site.name, what) for site in frames.sites]
-        known = own if own is not None else [self._running.get(key) for key in keys]
+        known = own if own is not None else [self._running[key] for key in keys if key in self._running]
         before = None
-        if all(pair is not None for pair in known):
+        if len(known) == len(keys):
             before = torch.stack([pair[0] for pair in known]).float(), torch.stack([pair[1] for pair in known]).float()
         if before is None:  # nothing to compare with yet
             for key, pair in zip(keys, zip(mean.unbind(0), var.unbind(0), strict=True), strict=True):
@@ -265,18 +265,26 @@ class Gains(Probe):
 
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {"gain_rms": {}, "gain_max": {}, "gain_drift": {}, "gain_grad": {}}
+        alike: dict[Any, dict[str, Tensor]] = {}
+        grads: dict[str, Tensor] = {}
         for site in frame.norms:
             weight, gain = site.weight, site.factor()
             if weight is None or gain is None:
                 continue
-            start = self._start.setdefault(site.name, gain.clone())
-            found["gain_rms"][site.name] = rms(gain)
-            found["gain_max"][site.name] = gain.abs().max()
-            found["gain_drift"][site.name] = torch.linalg.vector_norm(gain - start) / (
-                torch.linalg.vector_norm(start) + 1e-30
-            )
+            self._start.setdefault(site.name, gain.clone())
+            alike.setdefault((gain.shape, gain.device), {})[site.name] = gain
             if weight.grad is not None:
-                found["gain_grad"][site.name] = torch.linalg.vector_norm(weight.grad.float())
+                grads[site.name] = weight.grad.float()
+        for gains in alike.values():
+            names = list(gains)
+            now, start = (torch.stack([g[n].flatten() for n in names]) for g in (gains, self._start))
+            length = torch.linalg.vector_norm(now, dim=1)
+            drift = torch.linalg.vector_norm(now - start, dim=1) / (torch.linalg.vector_norm(start, dim=1) + 1e-30)
+            for name, values in (
+                ("gain_rms", length / now.shape[1] ** 0.5), ("gain_max", now.abs().amax(1)), ("gain_drift", drift)
+            ):  # fmt: skip
+                found[name] |= zip(names, values.unbind(0), strict=True)
+        found["gain_grad"] = dict(zip(grads, foreach_norm(list(grads.values())) if grads else (), strict=True))
         return found
 
 
