@@ -75,7 +75,7 @@ def main():
     state = {name: (SYSTEM / name).read_text().strip() for name in ("enabled", "defrag") if (SYSTEM / name).exists()}
     print(state)
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine.facts(), "shape": args.shape, "pages": state, "milliseconds": found}, indent=1) + "\n")  # fmt: skip
+        args.json.write_text(json.dumps({"machine": machine.description(), "shape": args.shape, "pages": state, "milliseconds": found}, indent=1) + "\n")  # fmt: skip
 
 
 if __name__ == "__main__":

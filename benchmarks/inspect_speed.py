@@ -82,7 +82,9 @@ def main():
         print(f"{row['part']:20s} {row['median_ms']:7.1f} ms (fastest {row['fastest_ms']:.1f})")
     print(f"{len(flow.nodes)} nodes, {len(flow.calls)} calls")
     if args.json:
-        args.json.write_text(json.dumps({"machine": machine.facts(), "sizes": SIZES, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"machine": machine.description(), "sizes": SIZES, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

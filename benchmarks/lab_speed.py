@@ -123,15 +123,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
-    facts = machine.facts()
-    print(f"{facts['cpu']}, {facts['isa']}, torch {facts['torch']}; text task, default model, {STEPS} steps per trial")
+    here = machine.description()
+    print(f"{here['cpu']}, {here['isa']}, torch {here['torch']}; text task, default model, {STEPS} steps per trial")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         figures = {**matmul_share(folder), **against_plain_loop(folder / "plain"), **side_by_side(folder)}
     for what, value in figures.items():
         print(f"{value:8.3f}  {what}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": facts, "figures": figures}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"machine": here, "figures": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

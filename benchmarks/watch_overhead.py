@@ -150,7 +150,7 @@ def main():
     if args.json:
         args.json.write_text(
             json.dumps(
-                {"machine": machine.facts(), "sizes": sizes, "processor_time": args.processor_time, "rows": rows},
+                {"machine": machine.description(), "sizes": sizes, "processor_time": args.processor_time, "rows": rows},
                 indent=1,
             )
             + "\n"

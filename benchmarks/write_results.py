@@ -99,7 +99,7 @@ def main() -> int:
         page = ROOT / "docs" / language / "benchmark.md"
         text = page.read_text(encoding="utf-8")
         head, _, rest = text.partition(words["title"])
-        after = rest[rest.index("\n## ") :] if "\n## " in rest else ""  # sections behind the results stay
+        after = rest[rest.index("\n## ") :] if "\n## " in rest else ""  # sections after the results stay
         page.write_text(head + render(result, path.relative_to(ROOT).as_posix(), words) + after, encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
     return 0

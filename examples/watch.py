@@ -15,7 +15,7 @@ import normlab
 
 
 class Saturation(normlab.Probe):
-    """Share of values behind each norm that lie beyond three deviations."""
+    """Share of values after each norm that lie beyond three deviations."""
 
     on = "norm"
 
@@ -44,7 +44,7 @@ def main() -> None:
             print(f"{name}: rate {rate}, loss {loss.item():.2f}, {watch.coverage()}")
         run = normlab.Run(folder / name)
         last = {site: series.last() for site, series in run.series("saturation").items()}
-        print(f"saturation behind the last norm: {list(last.values())[-1]:.4f}")
+        print(f"saturation after the last norm: {list(last.values())[-1]:.4f}")
         print(normlab.diagnose(run), end="\n\n")
 
 

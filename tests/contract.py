@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import normlab
 
@@ -38,6 +39,24 @@ def as_float64(name, layer, width, **options):
     exact = make_layer(name, width, torch.float64, **options)
     exact.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in layer.state_dict().items()})
     return exact
+
+
+class Wrapped(torch.Tensor):
+    """Holds a tensor, has no memory of its own, and gives plain tensors as results."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
+        )
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map(lambda t: t.inner if isinstance(t, cls) else t, (args, kwargs or {}))
+        return function(*args, **kwargs)
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The mutation drill: break a kernel, a formula or the lab on purpose, one line at a time, and see a test turn red.
 
-Each mutation is applied to a copy of the tree, the copy is built (one instruction set, no optimisation needed) and the
+Each mutation is applied to a copy of the tree, the copy is built (one instruction set, little optimization; Python needs none) and the
 tests named for it are run against it. A mutation that every test survives is a hole in the tests: exit code 1.
 
     make mutation                 all of them
@@ -22,6 +22,7 @@ from pathlib import Path
 from normlab.kernels import cpu
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTENSION = getattr(cpu.native, "_extension", cpu.native).__file__  # as installed
 KERNELS = "tests/kernels/test_kernels.py"
 
 
@@ -33,6 +34,10 @@ class Mutation:
     new: str
     tests: str  # pytest -k expression
     module: str = KERNELS
+
+    @property
+    def native(self) -> bool:
+        return self.file.startswith("csrc")
 
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
@@ -58,6 +63,11 @@ AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
 FOR_RESUMED, FOR_DECISIONS = "tests/lab/test_resume.py", "tests/answer/test_decisions.py"
+FOR_BOUNDARY, FOR_PROCESS, FOR_FILES = (
+    "tests/kernels/test_boundary.py",
+    "tests/kernels/test_process.py",
+    "tests/runs/test_hostile_files.py",
+)
 MUTATIONS = [
     Mutation("row: drop eps", ROW, "1.0 / sqrt(square + a.eps)", "1.0 / sqrt(square)", f"{AGREES} and layer and float32"),
     Mutation("row: drop the gain", ROW, "xhat * factor + constant, count);", "xhat + constant, count);", f"{AGREES} and rms and float32"),
@@ -100,6 +110,32 @@ MUTATIONS = [
     Mutation("pointwise: tanh for erf", POINT, "const Curve c = erf_form ? erf_curve(u.v[i]) : tanh_curve(u.v[i]);", "const Curve c = tanh_curve(u.v[i]);", f"{AGREES} and derf and float32"),
     Mutation("pointwise: slope at one", POINT, "const Bk du = g * load_same(gain + j) * slope;", "const Bk du = g * load_same(gain + j);", f"{AGREES} and dyt and float32"),
     Mutation("pointwise: forget the shift", POINT, "shift(a.shift ? (typename Compute<T>::type)get(a.param_dtype, a.shift, 0) : 0) {}", "shift(0) {}", f"{AGREES} and derf and float32"),
+    Mutation("boundary: a parameter of any size", "csrc/arguments.h", 'if (s.size != size) s.refuse("has " + count_of(s.size)', 'if (false) s.refuse("has " + count_of(s.size)', "another_size", FOR_BOUNDARY),
+    Mutation("boundary: parameters of two dtypes", "csrc/arguments.h", "if (any && s.dtype != dtype) s.refuse", "if (false) s.refuse", "any_dtype_and_stride", FOR_BOUNDARY),
+    Mutation("boundary: running statistics with gaps", "csrc/arguments.h", 'are needed");\n    if (!s.dense()) s.refuse("is not dense");', 'are needed");', "any_dtype_and_stride", FOR_BOUNDARY),
+    Mutation("boundary: statistics of any size", "csrc/arguments.h", "if (PyBytes_Size(h.ptr()) != size * (int64_t)sizeof(double))", "if (false)", "whatever_a_hook or statistics_must_fit", FOR_BOUNDARY),
+    Mutation("boundary: what is saved may come back shorter", "csrc/arguments.h", "if (!s.shaped(x)) s.refuse", "if (false) s.refuse", "whatever_a_hook", FOR_BOUNDARY),
+    Mutation("boundary: the order in memory of grad", "csrc/bind_columns.cpp", "if (x.shape[d] != 1 && s.strides[d] != x.strides[d])", "if (false)", "another_order", FOR_BOUNDARY),
+    Mutation("boundary: storage of no bytes", "csrc/tensors.h", "if (s.size && !has_memory(s.data, object))", "if (false)", "no_bytes", FOR_BOUNDARY),
+    Mutation("boundary: the negative bit", "csrc/tensors.h", "if (read && !s.boolean && is_negated(object))", "if (false)", "negative_bit or conjugate", FOR_BOUNDARY),
+    Mutation("boundary: a mask of any size", "csrc/tensors.h", "if (s.size != count) s.refuse", "if (false) s.refuse", "whatever_a_hook", FOR_BOUNDARY),
+    Mutation("boundary: tensors of any class", "csrc/tensors.h", "if (!table_ || !is_plain(object)) refuse_type(s, object);", "", "other_classes or zeros_without", FOR_BOUNDARY),
+    Mutation("boundary: any tuple is a description", "csrc/tensors.h", "if ((PyObject*)Py_TYPE(object) == description_)", "if (PyTuple_Check(object))", "tuple_of_numbers", FOR_BOUNDARY),
+    Mutation("threads: a team of as many as there are tasks", "csrc/tasks.h", "num_threads(threads)", "num_threads((int)(tasks < threads ? tasks : threads))", "start_no_threads", FOR_PROCESS),
+    Mutation("memory: what is large is kept", "csrc/dispatch.cpp", "if (own_) free(data_);", "if (own_) {}", "given_back", FOR_PROCESS),
+    Mutation("layer: reset leaves alpha", NORM, "            nn.init.constant_(getattr(self, name), value)\n", "            pass\n", "reset_parameters", "tests/norms/test_norms.py"),
+    Mutation("layer: reset leaves running statistics", NORM, "        RunningNorm.reset_running_stats(self)  # frozen ones as well\n", "", "reset_parameters", "tests/norms/test_norms.py"),
+    Mutation("layer: a recomputed forward moves statistics", "src/normlab/functional", "return not is_compiling() and graph_task_id() != -1", "return False", "checkpointed_layer", FOR_BOUNDARY),
+    Mutation("layer: parameters rounded to alpha's dtype", "src/normlab/functional", "alpha, shift, weight, bias = of_one_dtype(alpha, dense(shift), dense(weight), dense(bias))", "weight, bias = (None if p is None else dense(p).to(alpha.dtype) for p in (weight, bias))", "two_dtypes", FOR_BOUNDARY),
+    Mutation("layer: torch's update_bn passes over it", NORM, "class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):", "class BatchNorm(RunningNorm):", "update_bn_gives", "tests/norms/test_norms.py"),
+    Mutation("model: Sub-LN norms attention to another stack", PLACE, 'Inside(norm_before_output=("attention", "feedforward"))', 'Inside(norm_before_output=("attention", "cross", "feedforward"))', "sub_ln_excepts", FOR_PLACEMENTS),
+    Mutation("files: code runs without trust", "src/normlab/cli", "if code and not args.trust:", "if False:", "code", FOR_FILES),
+    Mutation("files: names leave the folder", "src/normlab/runs", 'c if c.isalnum() or c in "._+-" else "_" for c in text', "c for c in text", "never_leave", FOR_FILES),
+    Mutation("files: a pipe is opened and read", "src/normlab/runs", "    if not stat.S_ISREG(status.st_mode):\n", "    if False:\n", "keeps_a_reader", FOR_FILES),
+    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "wrong_line or damaged_folders_give", FOR_FILES),
+    Mutation("files: escape sequences act", "src/normlab/cli", 'c if c.isprintable() or c in "\\n\\t" else ascii(c)[1:-1] for c in str(text)', "c for c in str(text)", "text_does_nothing or markup", FOR_FILES),
+    Mutation("files: Infinity in JSON", "src/normlab/lab", "if isinstance(v, float) and not math.isfinite(v)})", "if False})", "strict_json", FOR_FILES),
+    Mutation("files: a factory moves the run", "src/normlab/lab/train.py", "folder = Path(folder).absolute()", "folder = Path(folder)", "working_folder", FOR_FILES),
     Mutation("reference: drop eps", KERNEL, "xhat = (x - mean) * torch.rsqrt(square + eps)", "xhat = (x - mean) * torch.rsqrt(square)", "against_torch", "tests/kernels/test_reference.py"),
     Mutation("reference: padding leaks", KERNEL, "        x = torch.where(mask, x, 0)\n    count = total(count)", "        pass\n    count = total(count)", "masked", "tests/kernels/test_reference.py"),
     Mutation("layer: offset gain as direct", NORM, 'RowFacts("layer", eps, width, width, self.gain == "offset", self.round_before_gain)', 'RowFacts("layer", eps, width, width, False, self.round_before_gain)', "offset", "tests/norms/test_norms.py"),
@@ -177,10 +213,11 @@ def copy_tree(to: Path) -> None:
 
 def build(tree: Path) -> None:
     folder = tree / "build"
-    # One instruction set is quicker to build; with FMA where there is one, because torch uses it, too.
+    # One instruction set is quicker to build; with FMA where there is one, because torch uses it, too. What a mutation breaks
+    # shows at any optimization.
     flags = "-mavx2 -mfma -mf16c" if dict(cpu.native.isas()).get("avx2") else ""
     configure = ["cmake", "-S", str(tree), "-B", str(folder), f"-DPython_EXECUTABLE={sys.executable}",
-                 "-DNORMLAB_ISAS=baseline", f"-DCMAKE_CXX_FLAGS={flags}"]  # fmt: skip
+                 "-DNORMLAB_ISAS=baseline", "-DNORMLAB_OPTIMIZE=-O1", f"-DCMAKE_CXX_FLAGS={flags}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(folder), "--parallel", "2"]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -208,34 +245,51 @@ def run_tests(tree: Path, module: str, expression: str) -> tuple[int, str]:
 
 
 def drill(mutations: list[Mutation]) -> int:
-    survivors = []
+    survivors, began = [], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copy_tree(tree)
-        build(tree)
-        for module, expression in sorted({(m.module, m.tests) for m in mutations}):
-            code, output = run_tests(tree, module, expression)
+        native = any(m.native for m in mutations)
+        if native:
+            build(tree)
+            print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+        else:
+            shutil.copy(EXTENSION, tree / "src" / "normlab" / "kernels")
+        expressions: dict[str, dict[str, None]] = {}
+        for m in mutations:
+            expressions.setdefault(m.module, {})[m.tests] = None
+        for module, used in expressions.items():
+            code, output = run_tests(tree, module, " or ".join(f"({e})" for e in used))
             if code != 0:
-                print(f"not green before any mutation (exit {code}): {module} -k '{expression}'\n{output}")
+                print(f"not green before any mutation (exit {code}): {module}\n{output}")
                 return 2
-        for mutation in mutations:
+        print(f"all tests used are green without a mutation, {time.monotonic() - began:.0f} s", flush=True)
+        # C++ first, and what was built with the last of them is built anew: then mutations of Python need no build at all.
+        for number, mutation in enumerate(sorted(mutations, key=lambda m: not m.native), 1):
             started = time.monotonic()
             path = place(mutation, tree)
             assert path is not None, mutation.name
             before = path.read_text()
+            if native and not mutation.native:
+                build(tree)
+                native = False
             path.write_text(before.replace(mutation.old, mutation.new))
             try:
-                build(tree)  # also undoes the mutation before
+                if native:
+                    build(tree)  # also undoes the mutation before
                 code, output = run_tests(tree, mutation.module, mutation.tests)
             finally:
                 path.write_text(before)
-            red = code == 1
+            red = code == 1 or code < 0  # below 0: ended by a signal, as a read beyond the end may
             if not red:
                 survivors.append(mutation.name)
-            print(f"{'red ' if red else 'SURVIVED'} {mutation.name} ({time.monotonic() - started:.0f} s)", flush=True)
-            if code not in (0, 1):
+            print(f"{number}/{len(mutations)} {'red ' if red else 'SURVIVED'} {mutation.name} ({time.monotonic() - started:.0f} s)",
+                  flush=True)  # fmt: skip
+            if code > 1:
                 print(f"  pytest ended with {code}: {output[-500:]}")
-    print(f"{len(mutations) - len(survivors)} of {len(mutations)} mutations turned a test red")
+    print(
+        f"{len(mutations) - len(survivors)} of {len(mutations)} mutations turned a test red, {time.monotonic() - began:.0f} s"
+    )
     for name in survivors:
         print(f"  survived: {name}")
     return 1 if survivors else 0
@@ -245,8 +299,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutations whose name contains one of these")
     parser.add_argument("--list", action="store_true", help="list the mutations and whether they still apply")
+    parser.add_argument(
+        "--only", choices=("native", "python"), help="only mutations of C++, or of Python, which need no build"
+    )
     args = parser.parse_args()
     chosen = [m for m in MUTATIONS if not args.words or any(w in m.name for w in args.words)]
+    chosen = [m for m in chosen if args.only in (None, "native" if m.native else "python")]
     if args.list:
         for m in chosen:
             print(f"{'applies' if applicable(m) else 'STALE  '} {m.name}: {m.file}")

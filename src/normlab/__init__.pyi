@@ -1,6 +1,7 @@
 # The public names: what editors, type checkers and, through lazy_loader, Python itself see of normlab.
 
 from . import answer as answer
+from . import assays as assays
 from . import callbacks as callbacks
 from . import functional as functional
 from . import lab as lab

@@ -1,4 +1,4 @@
-"""The machine as torch finds it: the facts a result must name, and whether 16-bit matrix products work at all."""
+"""The machine as torch finds it: its description, which a result must carry, and whether 16-bit matrix products work at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITHOUT_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 PRODUCT = "import torch; w = torch.ones(64, 64, dtype=torch.bfloat16); print((w @ w)[0, 0].item())"
 
 
-def facts() -> dict[str, Any]:
+def description() -> dict[str, Any]:
     model = next(
         (
             line.split(":", 1)[1].strip()

@@ -4,12 +4,11 @@ Most of these ended the process or gave a silently wrong number before every ten
 """
 
 import copy
-import functools
 import re
 
 import pytest
 import torch
-from contract import make_layer
+from contract import Wrapped, make_layer
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -25,24 +24,6 @@ pytestmark = pytest.mark.skipif(cpu.missing is not None, reason=str(cpu.missing)
 
 EVERY = sorted(normlab.NORMS)
 WIDTH = 12
-
-
-class Wrapped(torch.Tensor):
-    """Holds a tensor, has no memory of its own."""
-
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, dtype=inner.dtype, device=inner.device, requires_grad=inner.requires_grad
-        )
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        unwrap = functools.partial(torch.utils._pytree.tree_map, lambda t: t.inner if isinstance(t, cls) else t)
-        return function(*unwrap(args), **unwrap(kwargs or {}))
 
 
 def layer_of(name, width=WIDTH, **options):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from contract import Wrapped
 from layer_cases import F64, WIDTH, inputs_of, make_layer, random_mask, seeded
 from torch import nn
 
@@ -233,17 +234,5 @@ def test_the_gradient_of_a_stream_alone_is_plain():
 
 
 def test_a_gain_without_memory_of_its_own_counts():
-    class Wrapped(torch.Tensor):
-        @staticmethod
-        def __new__(cls, inner):
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        @classmethod
-        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
-
     x, gain = torch.randn(3, 8), torch.randn(8)
     assert torch.equal(functional.layer_norm(x, (8,), Wrapped(gain)), functional.layer_norm(x, (8,), gain))

@@ -14,6 +14,7 @@ from normlab.lab import Experiment, Pool, Sweep, train
 from normlab.lab import pool as pool_module
 from normlab.lab.pool import WorkerFailed
 from normlab.lab.sweep import Trial
+from normlab.lab.work import Work
 from normlab.runs import Result, Run
 
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 31}
@@ -123,6 +124,17 @@ def test_results_are_those_of_one_process_bit_for_bit_and_workers_stay(tmp_path)
         assert [getattr(heard.results[trial.name], k) for k in EXACT] == [getattr(alone, k) for k in EXACT]
         assert curve(tmp_path / "trials" / trial.name) == curve(tmp_path / "alone" / trial.name)
         assert len(curve(tmp_path / "alone" / trial.name)) == TINY.steps
+
+
+def test_workers_are_told_what_was_measured_of_their_cell(tmp_path):
+    """layer was measured, rms was not. The share of the machine's rate follows from the step's arithmetic and the time it took."""
+    trials = trials_of(TINY, norm=["layer", "rms"])
+    work = Work(step_seconds=1.0, evaluation_seconds=1.0, flops_per_step=3e9, matmul_rate=7e9)
+    heard = Heard()
+    Pool(1, work={trials[0].cell: work}).run(tmp_path, trials, heard)
+    measured, other = (heard.results[t.name] for t in trials)
+    assert measured.matmul_share == pytest.approx(TINY.steps * 3e9 / 7e9 / measured.training_seconds, rel=1e-2)
+    assert other.matmul_share is None
 
 
 def test_what_the_users_code_prints_reads_or_raises_stays_apart(tmp_path, mine, capfd):

@@ -14,6 +14,7 @@ from normlab.lab import Experiment, Message, Plan, Sweep, checked, plan, run
 from normlab.lab.batches import shares
 from normlab.lab.parts import task_of
 from normlab.lab.sweep import check_folder, duration, finished
+from normlab.lab.work import START_SECONDS, Work, estimated
 from normlab.runs import Result, Writer
 
 MODEL = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 31}
@@ -237,8 +238,19 @@ def test_the_arithmetic_of_each_cell_is_its_own(tmp_path):
     sweep = Sweep(base=TINY, axes={"num_layers": [1, 3], "seed": [0, 1]})
     planned = plan(sweep, tmp_path, 2)
     assert planned.work.keys() == {"1", "3"}
-    assert planned.work["3"]["flops_per_step"] > 1.5 * planned.work["1"]["flops_per_step"]
+    assert planned.work["3"].flops_per_step > 1.5 * planned.work["1"].flops_per_step
     assert planned.seconds > 0
+
+
+def test_the_estimate_counts_steps_evaluations_and_workers():
+    """By hand: 7 steps of 2 s and the evaluations of 4 s for cell a; b was not measured and is taken for the mean of a and c."""
+    trials = Sweep(base=TINY, axes={"num_layers": [1, 2, 3]}).trials()
+    work = {"1": Work(step_seconds=2.0, evaluation_seconds=4.0, flops_per_step=1.0),
+            "3": Work(step_seconds=6.0, evaluation_seconds=8.0, flops_per_step=1.0)}  # fmt: skip
+    evaluations = min(TINY.evaluations, TINY.steps)
+    cells = TINY.steps * (2 + 4 + 6) + evaluations * (4 + 6 + 8)
+    for workers in (1, 2, 5):
+        assert estimated(trials, work, workers) == pytest.approx(START_SECONDS + 1.2 * cells / min(workers, 3))
 
 
 def test_planning_leaves_torch_as_it_was(tmp_path):

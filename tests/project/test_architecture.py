@@ -225,6 +225,7 @@ DESCRIBING = (
     "placements.md",
     "transformer.md",
     "watch.md",
+    "assays.md",
     "inspect.md",
     "runs.md",
     "lab.md",

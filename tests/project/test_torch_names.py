@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,8 @@ from torch.autograd import Function, forward_ad
 from normlab import _torch
 from normlab.kernels import eager
 from normlab.kernels.facts import RowFacts
+
+TESTS = Path(__file__).resolve().parents[1]
 
 # What every stand-in must leave as it is, in a process of its own: the names are bound when normlab is imported.
 CHECK = """
@@ -77,16 +81,7 @@ with Names():
 assert "normlab.row_norm.default" in Names.seen, Names.seen
 
 # a gain of another class may have no memory of its own
-class Wrapped(torch.Tensor):
-    @staticmethod
-    def __new__(cls, inner):
-        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
-    def __init__(self, inner):
-        self.inner = inner
-    @classmethod
-    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {{}}))
-
+from contract import Wrapped
 assert torch.equal(normlab.functional.layer_norm(t, (6,), Wrapped(weights[0])), normlab.functional.layer_norm(t, (6,), weights[0]))
 
 # a recomputed forward counts once, an ordinary one counts
@@ -122,7 +117,7 @@ def test_without_it_the_results_are_the_same(owner, name):
         pytest.skip(f"this torch has no {name}: the other tests ran without it")
     done = subprocess.run(
         [sys.executable, "-c", CHECK.format(owner=owner, name=name)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(TESTS)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

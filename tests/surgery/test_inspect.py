@@ -275,6 +275,11 @@ def with_inputs():
     return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(1, 5, 16)
 
 
+def talkative():
+    print("building")
+    return make("pre")
+
+
 def linear():
     return nn.Linear(3, 3)
 
@@ -289,10 +294,22 @@ def test_the_verb(options, capsys):
     assert "placement: pre" in capsys.readouterr().out
     assert cli.main(["inspect", f"{__name__}:with_inputs", "--json", *options]) == 0
     assert json.loads(capsys.readouterr().out)["placement"] == "post"
+    assert cli.main(["inspect", f"{__name__}:talkative", "--json", *options]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["placement"] == "pre" and said.err == "building\n"
 
 
-@pytest.mark.parametrize(("factory", "words"), [("linear", "give example_inputs"), ("broken", "RuntimeError: two lines"), ("nothing", "cannot load")])  # fmt: skip
-def test_bad_input_is_one_line(factory, words, capsys):
-    assert cli.main(["inspect", f"{__name__}:{factory}"]) == 1
+@pytest.mark.parametrize(
+    ("named", "words", "code"),
+    [
+        (f"{__name__}:linear", "give example_inputs", 1),
+        (f"{__name__}:broken", "RuntimeError: two lines", 1),
+        (f"{__name__}:nothing", "cannot load", 2),  # the command is wrong, not the model
+        ("no.such.module:model", "cannot load no.such.module:model", 2),
+        ("without_colon", "expected MODULE:NAME", 2),
+    ],
+)
+def test_bad_input_is_one_line(named, words, code, capsys):
+    assert cli.main(["inspect", named]) == code
     said = capsys.readouterr()
     assert not said.out and said.err.count("\n") == 1 and words in said.err

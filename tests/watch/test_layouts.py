@@ -297,7 +297,7 @@ def test_the_stream_of_a_fused_stack_is_the_one_with_its_dropout(tmp_path, dropo
     before = None
     for at in range(
         3
-    ):  # the same random numbers once more, a zero added to the stream behind block ``at``, and the sums seen
+    ):  # the same random numbers once more, a zero added to the stream after block ``at``, and the sums seen
         torch.manual_seed(3)
         zero, kept, sums = torch.zeros(B, L, D, requires_grad=True), [], []
 

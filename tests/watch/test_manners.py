@@ -26,7 +26,7 @@ PADDING = torch.arange(7) >= torch.tensor([[7], [3], [5], [1], [6]])
 
 
 def loop(model, watch, optimizer, steps, evaluate):
-    """Trains, and evaluates in the middle of every step, behind the training forward as well as in front of it."""
+    """Trains, and evaluates in the middle of every step, after the training forward as well as before it."""
     answers = []
     for step in range(steps):
         torch.manual_seed(100 + step)
@@ -201,7 +201,7 @@ def test_a_gradient_that_did_not_come_by_is_named(tmp_path):
         model.blocks[1].register_forward_hook(lambda m, a, out: out.detach())
         model(torch.randn(5, 6)).sum().backward()
         watch.step(loss=1.0)
-        assert "no gradient seen behind blocks.0" in watch.coverage()
+        assert "no gradient seen after blocks.0" in watch.coverage()
 
 
 @pytest.mark.parametrize("preset", ["lite", "standard"])

@@ -12,5 +12,6 @@ keeps the rate from being called stable, since a program may break because its n
 from __future__ import annotations
 
 from .judge import answer, read
+from .matched import MatchedGap, loss_points, matched_gaps
 
-__all__ = ["answer", "read"]
+__all__ = ["MatchedGap", "answer", "loss_points", "matched_gaps", "read"]

@@ -404,7 +404,7 @@ def run(
         say(f"training step, {dtype}")
         rows += steps.training_steps(dtype, seconds, compiled, quick)
     return {
-        "machine": {**machine.facts(), "environment": environment},
+        "machine": {**machine.description(), "environment": environment},
         "quick": quick,
         "verified": verified,
         "rows": rows,

@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     except RuntimeError as error:
         complain("bench", error)
         return 1
-    facts = result["machine"]
+    machine = result["machine"]
     say(
-        f"{facts['cpu']}, {facts['isa']}, {facts['threads']} threads, torch {facts['torch']}, normlab {facts['normlab']}"
+        f"{machine['cpu']}, {machine['isa']}, {machine['threads']} threads, torch {machine['torch']}, normlab {machine['normlab']}"
     )
     rows = []
     for r in result["rows"]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 
 from .options import Verb
 from .show import complain, say, say_json
@@ -32,11 +34,17 @@ def run(args: argparse.Namespace) -> int:
     from ..surgery import inspect
 
     try:
-        made = named(args.factory)
-        if not isinstance(made, nn.Module) and callable(made):
-            made = made()
-        model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-        found = inspect(model, inputs, capture="graph" if args.graph else "operators")
+        # With --json standard output is for the JSON; what the user's code prints is not it.
+        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            try:
+                made = named(args.factory)
+            except ValueError as error:  # a mistake in the command, not in what it names
+                complain("inspect", error)
+                return 2
+            if not isinstance(made, nn.Module) and callable(made):
+                made = made()
+            model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            found = inspect(model, inputs, capture="graph" if args.graph else "operators")
     except Exception as error:  # the factory and the model are the user's code: whatever they raise is one line here
         complain("inspect", f"{args.factory}: {type(error).__name__}: {error}")
         return 1

@@ -87,7 +87,7 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-# Where a line may end: behind a Chinese character with its punctuation, or between words.
+# Where a line may end: after a Chinese character with its punctuation, or between words.
 PIECES = re.compile(r"[⺀-鿿＀-｠][，。；：、）]*|[^\s⺀-鿿＀-｠]+[，。；：、）]*|\s+")
 
 

@@ -57,7 +57,7 @@ REWRITTEN = 0.5  # of a block's length, in one step
 
 
 def token_collapse(record: Record) -> Iterator[Finding]:
-    """All tokens alike behind the upper norms by the model's own doing: what it says no longer depends on what it reads.
+    """All tokens alike after the upper norms by the model's own doing: what it says no longer depends on what it reads.
 
     anisotropy (mean cosine between different tokens) above COLLAPSED at every norm of the highest quarter, sustained in
     the last third, and a loss that has stalled (last third within one noise of the second); and either tokens were alike

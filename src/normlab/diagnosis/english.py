@@ -72,10 +72,10 @@ TEXTS: dict[str, str] = {
     "token-collapse.why": "The mean cosine between different tokens is at least {least} (1 is the largest possible) in the {count} norms from "
                           "{site} on. The loss was {middle} in the second third and {late} in the last.",
     "stream-growth": "The residual stream has grown far beyond what the norms expect.",
-    "stream-growth.why": "Its rms behind {last} is {size}; at step {step} it was {start}. Behind {first} it is {low}. Pre-norm starts "
+    "stream-growth.why": "Its rms after {last} is {size}; at step {step} it was {start}. After {first} it is {low}. Pre-norm starts "
                          "within {bound}.",
     "missing-final-norm": "Norms sit inside the blocks and none follows the last: the head reads a stream that nothing holds.",
-    "missing-final-norm.why": "The stream's rms behind {last} is {size}, {growth} times that behind {first}; at the start it was {start} "
+    "missing-final-norm.why": "The stream's rms after {last} is {size}, {growth} times that after {first}; at the start it was {start} "
                               "times. No norm is called after {norm}.",
     "dead-upper-blocks": "The upper blocks do almost nothing: about {depth} of {count} blocks turn the stream.",
     "dead-upper-blocks.why": "From {half} on a block turns a token by {degrees} degrees ({start} at the start), {share} of the first block's "
@@ -141,7 +141,7 @@ TEXTS: dict[str, str] = {
     "try/placement-dead": "another placement than {placement}: {options}",
     "try/norm-first": "in torch's layers norm_first=True, and norm=nn.LayerNorm(width) for the stack",
     "try/fewer": "fewer layers: the upper {spare} cost and do not pay",
-    "try/final-norm": "a norm behind {site}, in front of the head: {layer}(width), in torch's stack norm={layer}(width), in normlab "
+    "try/final-norm": "a norm after {site}, before the head: {layer}(width), in torch's stack norm={layer}(width), in normlab "
                       "final_norm=True. What the head reads then has a size of about 1 in place of {size}",
     "try/mask": "statistics of real cells alone at {site}: normlab.BatchNorm takes the mask (norm=\"batch\", and pass the mask to the model); "
                 "nn.BatchNorm1d has no way to: give it the real rows, x[mask]",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ..errors import unknown
+from .. import kernels
+from ..errors import KernelUnavailable, unknown
 from ..kernels import cpu, devices, eager, graph, reference
 from ..kernels.cpu import Unfit
 from ..kernels.facts import ResidualFacts, RowFacts, RowMode, known_residual_facts, known_row_facts
@@ -38,8 +39,11 @@ def row_norm(
     facts: RowFacts,
     mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
+    detach_statistics: bool = False,
 ) -> Tensor:
     """The norms over the last axes, which have this ``shape``."""
+    if detach_statistics:
+        return _row_norm_checked(op, x, shape, weight, bias, facts, mask, lengths, True)
     # The everyday call first: a small norm takes a few microseconds, and so do careful checks.
     if mask is None and lengths is None and len(shape) == 1 and route_of(op, x) == "eager":
         try:
@@ -60,6 +64,7 @@ def _row_norm_checked(
     facts: RowFacts,
     mask: Tensor | None,
     lengths: Tensor | Sequence[int] | None,
+    detach_statistics: bool = False,
 ) -> Tensor:
     """Any call, every check."""
     check_floating(op, x)
@@ -78,7 +83,9 @@ def _row_norm_checked(
     mask = as_mask(op, x, tuple(x.shape[:-k]), mask, lengths)
     if k > 1:
         x = (x if x.is_contiguous() else cpu.contiguous(x)).flatten(-k)
-    route = route_of_all(op, x, weight, bias, mask)
+    route = "reference" if detach_statistics else route_of_all(op, x, weight, bias, mask)
+    if detach_statistics and kernels.current_request() == "cpu":
+        raise KernelUnavailable(f"kernel 'cpu' was requested for {op}, but none detaches statistics: use 'auto'")
     if route in ("eager", "graph"):
         weight, bias = of_one_dtype(weight, bias)
     if route == "eager":
@@ -87,8 +94,9 @@ def _row_norm_checked(
         y = graph.row_norm(x, weight, bias, mask, mode, eps, partial, offset, round_before_gain)[0]
     else:
         formula = devices.row_norm if route == "torch" else reference.row_norm
+        how = {"detach_statistics": True} if detach_statistics else {}
         y = formula(x, weight, bias, mask, mode=mode, eps=eps, partial=partial, gain=facts.gain,
-                    round_before_gain=round_before_gain)  # fmt: skip
+                    round_before_gain=round_before_gain, **how)  # fmt: skip
     return y.unflatten(-1, shape) if k > 1 else y
 
 
@@ -108,13 +116,14 @@ def layer_norm(
     *,
     gain: str = "direct",
     round_before_gain: bool = False,
+    detach_statistics: bool = False,
     mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
     shape = tuple(normalized_shape)
     facts = _facts("layer", check_eps(eps), math.prod(shape), None, gain, round_before_gain)
-    return row_norm("layer_norm", x, shape, weight, bias, facts, mask, lengths)
+    return row_norm("layer_norm", x, shape, weight, bias, facts, mask, lengths, detach_statistics)
 
 
 def rms_norm(
@@ -127,13 +136,14 @@ def rms_norm(
     partial: int | None = None,
     gain: str = "direct",
     round_before_gain: bool = False,
+    detach_statistics: bool = False,
     mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
     shape = tuple(normalized_shape)
     facts = _facts("rms", rms_eps(x, eps), math.prod(shape), partial, gain, round_before_gain)
-    return row_norm("rms_norm", x, shape, weight, bias, facts, mask, lengths)
+    return row_norm("rms_norm", x, shape, weight, bias, facts, mask, lengths, detach_statistics)
 
 
 def rms_eps(x: Tensor, eps: float | None) -> float:
@@ -152,6 +162,7 @@ def scale_norm(
     weight: Tensor | None = None,
     eps: float = 1e-5,
     *,
+    detach_statistics: bool = False,
     mask: Tensor | None = None,
     lengths: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
@@ -159,7 +170,7 @@ def scale_norm(
     check_floating("scale_norm", x)
     shape = tuple(x.shape[-1:])
     facts = _facts("scale", check_eps(eps), math.prod(shape), None, "direct", False)
-    return row_norm("scale_norm", x, shape, weight, None, facts, mask, lengths)
+    return row_norm("scale_norm", x, shape, weight, None, facts, mask, lengths, detach_statistics)
 
 
 def residual_norm(

@@ -159,23 +159,29 @@ def row_norm(
     partial: int,
     gain: str = "direct",
     round_before_gain: bool = False,
+    detach_statistics: bool = False,
 ) -> Tensor:
     """LayerNorm, RMSNorm (over the first ``partial`` values) or ScaleNorm of each row; ``mask`` is per row.
 
     layer: (x - mean) / sqrt(var + eps)      rms: x / sqrt(mean(x[:partial]^2) + eps)      scale: x / max(|x|, eps)
+
+    ``detach_statistics`` takes mean, var, mean square and length from a detached x: they are constants to the gradient.
     """
     c = x.to(compute_dtype(x))
     cell = None if mask is None else mask.unsqueeze(-1)
+    source = c.detach() if detach_statistics else c  # where statistics come from
+    row = (-1 % x.dim(),)
     if mode == "layer":
-        xhat = normalize(c, (-1 % x.dim(),), eps, mask=cell)[0]
+        mean, square, _ = moments(source, row, cell)
+        xhat = normalize(c, row, eps, mask=cell, statistics=(mean, square))[0]
     else:
         if cell is not None:
-            c = torch.where(cell, c, 0)
+            c, source = torch.where(cell, c, 0), torch.where(cell, source, 0)
         if mode == "rms":
-            square = moments(c[..., :partial], (-1 % x.dim(),), centered=False)[1]
+            square = moments(source[..., :partial], row, centered=False)[1]
             xhat = c * torch.rsqrt(square + eps)
         else:
-            xhat = c / torch.linalg.vector_norm(c, dim=-1, keepdim=True).clamp(min=eps)
+            xhat = c / torch.linalg.vector_norm(source, dim=-1, keepdim=True).clamp(min=eps)
     return affine(xhat, weight, bias, dtype=x.dtype, gain=gain, round_before_gain=round_before_gain, mask=cell)
 
 

@@ -2,7 +2,9 @@
 
 experiment    what one trial is, as data          tasks      what it learns
 train         one experiment -> one run           checkpoint its state on disk
-sweep         grid x seeds -> trials, plan        pool, cluster   who runs them
+sweep         grid x seeds -> trials, plan        work       what a step costs here
+pool, cluster who runs them
+asked         assays between steps                scaling    of features, outside of networks
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from .experiment import Experiment
 from .folders import FolderInUse
 from .pool import Pool, StorageFailed
 from .rates import lr_range
+from .scaling import ScalingResult, feature_scaling
 from .sweep import Message, Plan, Sweep, Trial, checked, plan, run
 from .tasks import TASKS
 from .train import Stopped, train
@@ -22,11 +25,13 @@ __all__ = [
            "Message",
            "Plan",
            "Pool",
+           "ScalingResult",
            "Stopped",
            "StorageFailed",
            "Sweep",
            "Trial",
            "checked",
+           "feature_scaling",
            "lr_range",
            "plan",
            "run",

@@ -53,16 +53,22 @@ def _tokens(batch: tasks.Batch) -> int:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: tasks.Task, experiment: Experiment) -> dict[str, float | None]:
-    """Held-out loss over all targets, half its 95 % interval over examples, and the share of targets predicted right."""
+def evaluate(
+    model: nn.Module, task: tasks.Task, experiment: Experiment, *, keep_mode: bool = False
+) -> dict[str, float | None]:
+    """Held-out loss over all targets, half its 95 % interval over examples, and the share of targets predicted right.
+
+    In evaluation mode, unless ``keep_mode`` leaves the modes to the caller."""
     training = model.training
-    model.eval()
+    if not keep_mode:
+        model.eval()
     try:
         with torch.random.fork_rng(devices=[]):  # training goes on with the same numbers, whatever the model draws here
             batches = task.held_out(EVALUATION_BATCH, experiment.held_out or None)
             scores = [task.score(model, batch) for batch in batches]
     finally:
-        model.train(training)
+        if not keep_mode:
+            model.train(training)
     losses = torch.cat([s.losses for s in scores]).double()
     counts = torch.cat([s.counts for s in scores]).double()
     total = float(counts.sum())

@@ -38,6 +38,7 @@ from .parts import named
 from .pool import RETRIES, StorageFailed, WorkerFailed, warm_up
 from .sweep import Message, Notify, Trial
 from .train import attempt, failed
+from .work import Work
 
 GRACE = 5.0  # seconds a cancelled trial has for removing its temporary folder; then it is killed, and the folder stays
 INSTALLED = {"site-packages", "dist-packages"}  # what lies there must be installed on the nodes too
@@ -52,7 +53,7 @@ class Cluster:
 
     address: str | None = None
     workers: int | None = None  # trials at a time; None: what there are CPUs for
-    work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by cell, see train; local clusters only
+    work: Mapping[str, Work] = field(default_factory=dict)  # by cell; local clusters only
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -81,7 +82,8 @@ class Cluster:
         waiting, losses = deque(trials), Counter[str]()
         running: dict[Any, Trial] = {}
         stored: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same
-        known = self.work if self.address is None else {}  # a machine's rate is known where it was measured
+        # a machine's rate is known where it was measured
+        known: Mapping[str, Work] = self.work if self.address is None else {}
         try:
             while waiting or running:
                 # Twice what can run: no CPU waits for this process, and a cluster that grows on demand sees the demand.
@@ -93,9 +95,8 @@ class Cluster:
                     if asked not in stored:
                         stored[asked] = ray.put(_files_for(e))
                     remote = ray.remote(_trial).options(num_cpus=e.threads, max_retries=0, name=trial.name)
-                    running[
-                        remote.remote(e.to_dict(), stored[asked], dict(known.get(trial.cell, {})), __version__, stays)
-                    ] = trial
+                    sent = remote.remote(e.to_dict(), stored[asked], known.get(trial.cell), __version__, stays)
+                    running[sent] = trial
                     notify("started", trial, Message())
                 for task in ray.wait(list(running), timeout=1.0)[0]:
                     trial = running.pop(task)
@@ -209,7 +210,7 @@ def _source(module: Any) -> Path:
 # ---- on the node -----------------------------------------------------------------------------------------------------
 
 
-def _trial(asked: dict[str, Any], sent: Sent, work: dict[str, float], version: str, stays: bool) -> dict[str, bytes]:
+def _trial(asked: dict[str, Any], sent: Sent, work: Work | None, version: str, stays: bool) -> dict[str, bytes]:
     """Train one experiment on this node; returns its run directory as {name: bytes}."""
     if version != __version__:
         raise RuntimeError(f"{socket.gethostname()} has normlab {__version__}, the caller has {version}")
@@ -226,7 +227,7 @@ def _trial(asked: dict[str, Any], sent: Sent, work: dict[str, float], version: s
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
-def _train(asked: dict[str, Any], sent: Sent, work: dict[str, float]) -> dict[str, bytes]:
+def _train(asked: dict[str, Any], sent: Sent, work: Work | None) -> dict[str, bytes]:
     code, files = str(SCRATCH / "code"), [str(SCRATCH / name) for name in sent[1]]
     SCRATCH.mkdir(mode=0o700)
     _unpack(sent[0], SCRATCH)

@@ -31,6 +31,16 @@ CODE = ("make_model", "make_data", "make_loss")  # the fields that name code
 MOST_THREADS = 4096  # torch starts as many as it is told
 TOML = 2**20  # bytes of a file
 WATCHES = ("none", "lite", "standard", "full")
+ASSAYS = (
+    "covariate_shift",
+    "smoothness",
+    "block_drop",
+    "parallel_blocks",
+    "statistics_gap",
+    "token_similarity",
+    "position",
+)
+ASSAYS_AT = ("end", "evaluations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +76,14 @@ class Experiment:
     evaluations: int = 8  # over the run, evenly; the last is at the end
     held_out: int = 256  # examples per evaluation, spread over the held-out set; 0: all of it
     watch: str = "lite"  # preset, or "none"
+    watch_every: int | None = None  # steps between recorded ones; None: about 12 recorded steps over the run
+    assays: tuple[str, ...] = ()  # what is asked of the model between steps and written into the run: names from ASSAYS
+    assays_at: str = "end"  # after the last step, or at all "evaluations"
     threads: int = 1  # more can change the last bits: sums are cut differently
 
     def __post_init__(self) -> None:
         for name, value, known in (("schedule", self.schedule, SCHEDULES), ("precision", self.precision, PRECISIONS),
-                                   ("watch", self.watch, WATCHES)):  # fmt: skip
+                                   ("watch", self.watch, WATCHES), ("assays_at", self.assays_at, ASSAYS_AT)):  # fmt: skip
             if value not in known:
                 raise ValueError(unknown(name, value, known))
         for name in ("seed", "steps", "accumulate", "evaluations", "threads", "batch_size", "held_out"):
@@ -79,6 +92,15 @@ class Experiment:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.watch_every is not None and (
+            not isinstance(self.watch_every, int) or isinstance(self.watch_every, bool) or self.watch_every < 1
+        ):
+            raise ValueError(f"watch_every must be a whole number of at least 1, got {self.watch_every!r}")
+        if not _list_of(self.assays, str):
+            raise ValueError(f"assays must be a list of names, got {self.assays!r}")
+        for assay in self.assays:
+            if assay not in ASSAYS:
+                raise ValueError(unknown("assay", assay, ASSAYS))
         if self.threads > MOST_THREADS:
             raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
         for name, low, high in (
@@ -163,7 +185,7 @@ class Experiment:
             if name not in known:
                 raise ValueError(unknown("setting of an experiment", name, known))
         given = dict(values)
-        for name in ("files", "betas"):
+        for name in ("files", "betas", "assays"):
             if isinstance(given.get(name), list):
                 given[name] = tuple(given[name])
         return cls(**given)

@@ -25,6 +25,7 @@ from typing import IO, Any
 from ..runs import Result, Writer, trial_folder
 from .experiment import Experiment
 from .sweep import Message, Notify, Trial, finished
+from .work import Work
 
 RETRIES = 2
 FALSE_STARTS = 3  # workers in a row that end before they take a trial
@@ -79,7 +80,7 @@ class Pool:
 
     workers: int
     checkpoint_seconds: float = 30.0
-    work: Mapping[str, dict[str, float]] = field(default_factory=dict)  # {cell: flops_per_step, matmul_rate}
+    work: Mapping[str, Work] = field(default_factory=dict)  # by cell
     trial_timeout: float | None = None  # seconds; a trial that takes longer is ended and has failed
     false_starts: int = field(default=0, init=False)
 
@@ -126,8 +127,9 @@ class Pool:
             self._shut_down(processes)
 
     def _order(self, trial: Trial, folder: Path) -> dict[str, Any]:
+        work = self.work.get(trial.cell)
         return {"experiment": trial.experiment.to_dict(), "folder": str(trial_folder(folder, trial.name).absolute()),
-                "checkpoint_seconds": self.checkpoint_seconds, "work": self.work.get(trial.cell, {})}  # fmt: skip
+                "checkpoint_seconds": self.checkpoint_seconds, "work": vars(work) if work else None}  # fmt: skip
 
     def _start(self, processes: list[_Worker], selector: selectors.BaseSelector, trial: Trial) -> _Worker:
         threads = str(trial.experiment.threads)
@@ -306,7 +308,8 @@ def _obey(orders: IO[str], say: Callable[..., None], told_to_stop: Callable[[], 
         try:
             # A worker of an earlier, killed sweep may still be at its last step in this folder.
             result = attempt(Experiment.from_dict(order["experiment"]), Path(order["folder"]), on_step=on_step, wait=60.0,
-                             checkpoint_seconds=order["checkpoint_seconds"], work=order["work"])  # fmt: skip
+                             checkpoint_seconds=order["checkpoint_seconds"],
+                             work=Work(**order["work"]) if order["work"] else None)  # fmt: skip
         except OSError as error:
             say("storage", error=f"{order['folder']} cannot be written: {error}")
             return

@@ -30,11 +30,12 @@ from .. import __version__, machine
 from ..errors import RunUnreadable, require
 from ..runs import INFO, READINGS, Result, Run, Writer
 from ..watch import watch
-from . import checkpoint, tasks
+from . import asked, checkpoint, tasks
 from .batches import evaluate, shares
 from .experiment import Experiment
 from .folders import sole_writer, storage_failed
 from .parts import make_model, make_optimizer, task_of
+from .work import Work
 
 CHECKPOINT_SECONDS = 30.0
 _prepare_16_bit_once = functools.cache(machine.prepare_16_bit)  # it starts a process that imports torch
@@ -57,13 +58,13 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     keep_weights: bool = False,
-    work: dict[str, float] | None = None,
+    work: Work | None = None,
     wait: float = 0.0,
 ) -> Result:
     """Train to the end, from where the folder's last checkpoint left off if there is one; returns the result.
 
     A folder whose run is finished is not trained again. ``on_step(step, loss)`` is called after every step and may raise
-    :class:`Stopped`. ``work`` holds flops_per_step and matmul_rate, for the share of the machine's rate. ``wait`` is how long to
+    :class:`Stopped`. ``work``, if it was measured, gives the share of the machine's rate. ``wait`` is how long to
     wait for another process that still writes to the folder. Under torchrun every process calls this alike.
     """
     require("training", "lab", *checkpoint.NEEDS)
@@ -80,7 +81,7 @@ def train(
                 )
             if run.info["status"] == "finished" and isinstance(result := run.info.get("result"), dict):
                 return Result.from_dict(result)
-        return _Training(experiment, folder, on_step, checkpoint_seconds, keep_weights, work or {}).run()
+        return _Training(experiment, folder, on_step, checkpoint_seconds, keep_weights, work).run()
 
 
 def attempt(experiment: Experiment, folder: Path, **how: Any) -> Result:
@@ -104,7 +105,7 @@ class _Training:
 
     def __init__(
         self, experiment: Experiment, folder: Path, on_step: Callable[[int, float], None] | None,
-        checkpoint_seconds: float, keep_weights: bool, work: dict[str, float],
+        checkpoint_seconds: float, keep_weights: bool, work: Work | None,
     ) -> None:  # fmt: skip
         self.experiment, self.folder, self.on_step = experiment, folder, on_step
         self.checkpoint_seconds, self.keep_weights, self.work = checkpoint_seconds, keep_weights, work
@@ -126,7 +127,7 @@ class _Training:
         writer: Writer | None = None
         info: dict[str, Any] = {
             "experiment": self.experiment.to_dict(), "seed": self.experiment.seed, "result": None, "traceback": None,
-            "machine": {**machine.facts(), "threads": self.experiment.threads},
+            "machine": {**machine.description(), "threads": self.experiment.threads},
             "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
         }  # fmt: skip
         try:
@@ -229,13 +230,15 @@ class _Training:
             raise ValueError(
                 f"a batch of {size} cannot be cut into {experiment.accumulate} micro-batches on each of {self.processes} processes"
             )
+        if experiment.assays and self.processes > 1:
+            raise ValueError(f"assays run in one process, and this run has {self.processes}: leave them out")
         started = saved = time.perf_counter()
         runs_on: nn.Module = model if self.processes == 1 else DistributedDataParallel(model)
         model.train()
         watching = None
         if experiment.watch != "none":
             watching = watch(runs_on, optimizer=optimizer, out=writer or self.folder, preset=experiment.watch,
-                             every=max(1, experiment.steps // RECORDED),
+                             every=experiment.watch_every or max(1, experiment.steps // RECORDED),
                              max_overhead=None, after=self.step)  # fmt: skip
 
             watching.load_state(self.probes)
@@ -268,6 +271,11 @@ class _Training:
                     self._evaluate(task, model, writer)
                     if not math.isfinite(self.curve[-1][1]):
                         return self._diverged(f"the held-out loss is {self.curve[-1][1]}", writer)
+                    if experiment.assays and writer is not None:
+                        began = time.perf_counter()
+                        subject = asked.Subject(experiment, task, model, optimizer, self.step, writer)
+                        asked.ask(subject, None if watching is None else watching.suspended)
+                        self.evaluating += time.perf_counter() - began
                 if self.step < experiment.steps and time.perf_counter() - saved >= self.checkpoint_seconds:
                     save()
                     saved = time.perf_counter()
@@ -340,8 +348,9 @@ class _Training:
 
     def _result(self, task: tasks.Task | None) -> Result:
         rate = self.tokens / self.stepping if self.stepping and self.tokens else None  # of one's own data: unknown
-        flops, limit = self.work.get("flops_per_step"), self.work.get("matmul_rate")
-        share = flops * self.step / self.stepping / limit if flops and limit and self.stepping else None
+        share = None
+        if self.work is not None and self.work.matmul_rate and self.stepping:
+            share = self.work.flops_per_step * self.step / self.stepping / self.work.matmul_rate
         loss = self.curve[-1][1] if self.curve else None
         result = Result(
             outcome="trained", steps=self.step, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),

@@ -1,6 +1,7 @@
-"""Transformers with one norm slot and one placement slot: encoder, decoder, encoder-decoder, images.
+"""Transformers with one norm slot and one placement slot: encoder, decoder, encoder-decoder, images. And two networks without
+a residual stream, for what was said of norms before: recurrent, and plain convolutions.
 
-Every architecture is a :class:`Stack` of the same :class:`Layer`: sub-layers (attention, feed-forward, convolution) that
+Every one of the former is a :class:`Stack` of the same :class:`Layer`: sub-layers (attention, feed-forward, convolution) that
 know nothing of norms around them, and placements that know nothing of what they surround. :func:`build` makes a model
 from a :class:`TransformerConfig`; combinations that cannot work are refused there, with the reason.
 
@@ -10,9 +11,11 @@ boolean, True = real, and reach every norm whose statistics span tokens.
 
 from __future__ import annotations
 
-from .config import ACTIVATIONS, ARCHITECTURES, CAUSAL_FORMS, POSITIONS, TransformerConfig
+from .config import ACTIVATIONS, ARCHITECTURES, CAUSAL_FORMS, POSITIONS, WITHOUT_STREAM, TransformerConfig
 from .embeddings import Embedding
 from .images import ConvNet, VisionTransformer
+from .plain import PlainConvNet
+from .recurrent import Recurrent
 from .stacks import Layer, Stack
 from .sublayers import Attention, Cache, Convolution, FeedForward
 from .table import MODELS, build
@@ -24,6 +27,7 @@ __all__ = [
     "CAUSAL_FORMS",
     "MODELS",
     "POSITIONS",
+    "WITHOUT_STREAM",
     "Attention",
     "Cache",
     "ConvNet",
@@ -34,6 +38,8 @@ __all__ = [
     "EncoderDecoder",
     "FeedForward",
     "Layer",
+    "PlainConvNet",
+    "Recurrent",
     "Stack",
     "TransformerConfig",
     "VisionTransformer",

@@ -8,16 +8,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import unknown
-from ..norms import NORMS, make_norm
+from ..norms import NORMS, NoisyNorm, make_norm
 from ..placements import (
     PLACEMENTS,
 )
 
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution")
+# Networks without a residual stream, and what placement can mean in them: is there a norm, on which side of the activation?
+WITHOUT_STREAM: dict[str, tuple[str, ...]] = {
+    "recurrent": ("pre", "none"),
+    "plain-convolution": ("pre", "post", "none"),
+}
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -48,6 +54,7 @@ class TransformerConfig:
     ffn_dim: int | None = None  # 4 dim
     norm: str | Callable[[int], nn.Module] = "layer"  # a name from NORMS, or width -> module
     norm_options: Mapping[str, Any] = field(default_factory=dict)
+    norm_noise: Mapping[str, Any] | None = None  # shift and scale of NoisyNorm around every norm; its seed: torch's
     placement: str = "pre"
     placement_options: Mapping[str, Any] = field(default_factory=dict)
     final_norm: bool | None = None  # as the placement has it
@@ -76,7 +83,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for what, value, known in (
-            ("architecture", self.architecture, ARCHITECTURES),
+            ("architecture", self.architecture, (*ARCHITECTURES, *WITHOUT_STREAM)),
             ("positions", self.positions, POSITIONS),
             ("activation", self.activation, ACTIVATIONS),
             ("qk_norm", self.qk_norm, (None, "head", "width")),
@@ -92,25 +99,30 @@ class TransformerConfig:
         for what in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, what) < 1:
                 raise ValueError(f"{what} must lie in [0, 1), got {getattr(self, what)!r}")
-        if self.architecture != "convolution":
+        if self.architecture in WITHOUT_STREAM:
+            self._check_without_stream()
+        elif self.architecture != "convolution":
             if self.dim % self.num_heads:
                 raise ValueError(f"num_heads={self.num_heads} does not divide dim={self.dim}")
             if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
                 raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
             if self.positions == "rotary" and (self.dim // self.num_heads) % 2:
                 raise ValueError(f"rotary positions need an even width per head, got {self.dim // self.num_heads}")
-        if self.embedding_norm and self.architecture in ("vision", "convolution"):
+        if self.embedding_norm and self.architecture in ("vision", "convolution", "plain-convolution"):
             raise ValueError(f"embedding_norm belongs to token embeddings, and {self.architecture!r} has none")
         if self.architecture == "vision" and self.image_size % self.patch_size:
             raise ValueError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}")
         if self.architecture == "vision" and self.tokens > self.max_length:
             raise ValueError(f"an image of {self.tokens} patches is longer than max_length={self.max_length}")
-        if self.tie_embeddings and self.architecture not in ("decoder", "encoder-decoder"):
+        if self.tie_embeddings and self.architecture not in ("decoder", "encoder-decoder", "recurrent"):
             raise ValueError(
                 f"tie_embeddings shares the vocabulary with the output; {self.architecture!r} has none there"
             )
         if self.norm_options and not isinstance(self.norm, str):
             raise ValueError("norm_options belong to a norm given by name; put them into your norm factory instead")
+        if self.norm_noise is not None:
+            check_options("noise option", NoisyNorm, self.norm_noise, ("norm", "stream"))
+            NoisyNorm(nn.Identity(), **self.norm_noise)
         facts = PLACEMENTS[self.placement]
         check_options("placement option", facts.placement, self.placement_options, ("norm", "slot", "dropout", "fuse"))
         if isinstance(self.norm, str):
@@ -127,7 +139,7 @@ class TransformerConfig:
             raise ValueError(f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out")
         if self.architecture in ("decoder", "encoder-decoder"):
             self._causal_options()
-        elif self.norm == "instance" and self._pools() and facts.ends_in_norm(self.final_norm):
+        elif self.norm == "instance" and self._pools() and self._ends_in_norm():
             raise ValueError(
                 f"norm 'instance' centres every channel over a sample's tokens, and the mean over tokens that the class scores "
                 f"are made from is then zero: with placement {self.placement!r} the model could not see its input. Use "
@@ -137,6 +149,28 @@ class TransformerConfig:
             raise ValueError(
                 f"norm {self.norm!r} in its running form reads statistics that its own forward moves; recomputing it "
                 "(checkpoint=True) would give another result"
+            )
+
+    def _ends_in_norm(self) -> bool:
+        if self.architecture in WITHOUT_STREAM:
+            return self.placement == "post"
+        return PLACEMENTS[self.placement].ends_in_norm(self.final_norm)
+
+    def _check_without_stream(self) -> None:
+        name = self.architecture
+        if self.placement not in WITHOUT_STREAM[name]:
+            raise ValueError(
+                f"architecture {name!r} has no residual stream to place norms around; placement may be "
+                f"{', '.join(WITHOUT_STREAM[name])} there (norms before the activations, after them, or none), got {self.placement!r}"
+            )
+        for what in ("final_norm", "qk_norm", "causal_statistics", "num_decoder_layers"):
+            if getattr(self, what) is not None:
+                raise ValueError(f"{what} belongs to a Transformer, and architecture {name!r} is none")
+        if self.checkpoint or self.activation == "swiglu":
+            raise ValueError(f"checkpoint and swiglu belong to a Transformer, and architecture {name!r} is none")
+        if name == "recurrent" and self.norm == "instance":
+            raise ValueError(
+                "norm 'instance' has nothing to average in a recurrent cell, which sees one position at a time"
             )
 
     def _pools(self) -> bool:
@@ -177,15 +211,21 @@ class TransformerConfig:
 
     def norm_factory(self, *, causal: bool) -> Callable[[int], nn.Module]:
         """width -> norm."""
-        if not isinstance(self.norm, str):
-            return self.norm
-        name, options = self.norm, {**self.norm_options, **(self._causal_options() if causal else {})}
-        return lambda width: make_norm(name, width, **options)
+        make = self.norm
+        if isinstance(make, str):
+            name, options = make, {**self.norm_options, **(self._causal_options() if causal else {})}
+            make = lambda width: make_norm(name, width, **options)  # noqa: E731
+        if self.norm_noise is None:
+            return make
+        plain, noise = make, {"seed": torch.initial_seed(), **self.norm_noise}
+        return lambda width: NoisyNorm(plain(width), **noise)
 
     def resolved(self) -> dict[str, Any]:
         """Every setting; sizes that were left to others as the numbers they come to."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values.update(ffn_dim=self.inner_width, num_kv_heads=self.num_kv_heads or self.num_heads)
+        if self.architecture == "recurrent":
+            values["positions"] = "none"
         if self.architecture == "encoder-decoder":
             values["num_decoder_layers"] = self.num_decoder_layers or self.num_layers
         return values

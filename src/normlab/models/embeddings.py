@@ -83,7 +83,9 @@ class Positions(nn.Module):
 
 def make_head(config: TransformerConfig, width_out: int, embedding: nn.Embedding | None) -> nn.Linear:
     head = nn.Linear(
-        config.dim, width_out, bias=embedding is None and config.architecture not in ("decoder", "encoder-decoder")
+        config.dim,
+        width_out,
+        bias=embedding is None and config.architecture not in ("decoder", "encoder-decoder", "recurrent"),
     )
     start_head(head)
     if embedding is not None:

@@ -30,7 +30,7 @@ class VisionTransformer(Model):
         self.head = make_head(config, config.num_classes or 10, None)
 
     def forward(self, images: Tensor) -> Tensor:
-        _check_images(self.config, images)
+        check_images(self.config, images)
         p = self.config.patch_size
         patches = images.unflatten(2, (-1, p)).unflatten(4, (-1, p))  # (B, C, rows, p, columns, p)
         x = self.patch(patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
@@ -55,12 +55,12 @@ class ConvNet(Model):
         self.head = make_head(config, config.num_classes or 10, None)
 
     def forward(self, images: Tensor) -> Tensor:
-        _check_images(self.config, images)
+        check_images(self.config, images)
         x = self.stem(images.contiguous(memory_format=torch.channels_last)).permute(0, 2, 3, 1).contiguous()
         return self.head(self.stack(x).mean((1, 2)))
 
 
-def _check_images(config: TransformerConfig, images: Tensor) -> None:
+def check_images(config: TransformerConfig, images: Tensor) -> None:
     size = config.image_size
     if images.dim() != 4 or tuple(images.shape[1:]) != (config.channels, size, size):
         raise ValueError(

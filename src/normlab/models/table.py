@@ -7,8 +7,11 @@ from typing import Any
 from torch import nn
 
 from ..errors import Table
+from ..norms import NoisyNorm
 from .config import TransformerConfig
 from .images import ConvNet, VisionTransformer
+from .plain import PlainConvNet
+from .recurrent import Recurrent
 from .text import Decoder, Encoder, EncoderDecoder
 
 MODELS: Table[type[nn.Module]] = Table(
@@ -19,6 +22,8 @@ MODELS: Table[type[nn.Module]] = Table(
         "encoder-decoder": EncoderDecoder,
         "vision": VisionTransformer,
         "convolution": ConvNet,
+        "recurrent": Recurrent,
+        "plain-convolution": PlainConvNet,
     },
 )
 
@@ -33,4 +38,7 @@ def build(config: TransformerConfig | None = None, **settings: Any) -> Any:
         config = TransformerConfig.from_dict(settings)
     elif settings:
         raise ValueError(f"give a config or settings, not both; got settings {', '.join(settings)}")
-    return MODELS[config.architecture](config)
+    model = MODELS[config.architecture](config)
+    for stream, noisy in enumerate(m for m in model.modules() if isinstance(m, NoisyNorm)):
+        noisy.stream = stream  # each norm of a model has noise of its own
+    return model

@@ -11,6 +11,7 @@ from __future__ import annotations
 from .base import Lengths, Norm
 from .batch import BatchNorm
 from .channels import GroupNorm, InstanceNorm
+from .noisy import NoisyNorm
 from .pointwise import Derf, DyT
 from .power import PowerNorm
 from .residual import ResidualNorm
@@ -26,6 +27,7 @@ __all__ = [
     "InstanceNorm",
     "LayerNorm",
     "Lengths",
+    "NoisyNorm",
     "Norm",
     "NormFacts",
     "PowerNorm",

@@ -12,7 +12,7 @@ from .base import Lengths, Norm, gain_of, shape_of
 
 
 class ResidualNorm(Norm):
-    """The residual sum and the norm behind it, in one pass over memory.
+    """The residual sum and the norm after it, in one pass over memory.
 
         stream = alpha * x + dropout(branch)        y = norm(stream)
 

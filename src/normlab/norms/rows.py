@@ -21,6 +21,7 @@ class RowNorm(Norm):
     """A norm over the last axes. Its facts are made when what they are made of is set, not in each call."""
 
     _facts: RowFacts
+    detach_statistics = False  # also of layers that were pickled before there was such an option
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -30,6 +31,9 @@ class RowNorm(Norm):
     def _make_facts(self) -> None:
         raise NotImplementedError
 
+    def _told_detached(self) -> str:
+        return ", detach_statistics=True" if self.detach_statistics else ""
+
 
 class LayerNorm(RowNorm):
     """Each token on its own: zero mean and unit variance over its features.
@@ -38,6 +42,8 @@ class LayerNorm(RowNorm):
 
     Differs from RMSNorm by the mean it removes, from BatchNorm by looking at one token only. A token whose features are
     all equal comes out as the bias. 16-bit inputs are computed in float32 and rounded once, after the gain.
+    ``detach_statistics=True`` is DetachNorm of Xu et al. 2019 (arXiv 1911.07013): the same forward, but mean and variance
+    are constants to the gradient, dx = weight * dy / sqrt(var + eps). For experiments: the reference formula computes it.
     Ba, Kiros, Hinton 2016 (arXiv 1607.06450).
 
     >>> norm = LayerNorm(4)
@@ -56,12 +62,14 @@ class LayerNorm(RowNorm):
         *,
         gain: str | None = None,
         round_before_gain: bool = False,
+        detach_statistics: bool = False,
     ) -> None:
         super().__init__()
         self.normalized_shape = shape_of(normalized_shape)
         self.eps = functional.check_eps(eps)
         self.elementwise_affine = elementwise_affine
         self.round_before_gain = round_before_gain
+        self.detach_statistics = detach_statistics
         self._make_parameters(
             self.normalized_shape, gain_of(gain, elementwise_affine), elementwise_affine and bias, device, dtype
         )
@@ -74,10 +82,12 @@ class LayerNorm(RowNorm):
 
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         weight, bias = self._own("weight"), self._own("bias")
-        return functional.row_norm("LayerNorm", x, self.normalized_shape, weight, bias, self._facts, mask, lengths)
+        return functional.row_norm(
+            "LayerNorm", x, self.normalized_shape, weight, bias, self._facts, mask, lengths, self.detach_statistics
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, bias={self.bias is not None}{self._told_detached()}"
 
 
 class RMSNorm(RowNorm):
@@ -88,6 +98,7 @@ class RMSNorm(RowNorm):
     ``partial=p`` takes the mean square from the first p * width features only (pRMSNorm). ``eps=None`` is the machine
     epsilon of the dtype that computes (float32 for 16-bit inputs), as in torch. ``gain="offset"`` uses 1 + weight;
     ``round_before_gain=True`` rounds a 16-bit result before the gain (Llama's order), False after (one rounding).
+    ``detach_statistics=True``: the mean square is a constant to the gradient, as in LayerNorm.
     Zhang, Sennrich 2019 (arXiv 1910.07467); the paper adds eps outside the root, practice puts it inside.
 
     >>> RMSNorm(2)(torch.tensor([[3.0, 4.0]])).square().mean().sqrt().item()
@@ -106,12 +117,14 @@ class RMSNorm(RowNorm):
         gain: str | None = None,
         round_before_gain: bool = False,
         partial: float | None = None,
+        detach_statistics: bool = False,
     ) -> None:
         super().__init__()
         self.normalized_shape = shape_of(normalized_shape)
         self.eps = None if eps is None else functional.check_eps(eps)
         self.elementwise_affine = elementwise_affine
         self.round_before_gain = round_before_gain
+        self.detach_statistics = detach_statistics
         if partial is not None and not 0 < partial <= 1:
             raise ValueError(
                 f"partial is the share of features in the statistic and must lie in (0, 1], got {partial!r}"
@@ -134,10 +147,12 @@ class RMSNorm(RowNorm):
     def forward(self, x: Tensor, *, mask: Tensor | None = None, lengths: Lengths = None) -> Tensor:
         facts = self._wide_facts if isinstance(x, Tensor) and x.dtype is torch.float64 else self._facts
         weight, bias = self._own("weight"), self._own("bias")
-        return functional.row_norm("RMSNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths)
+        return functional.row_norm(
+            "RMSNorm", x, self.normalized_shape, weight, bias, facts, mask, lengths, self.detach_statistics
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}"
+        return f"{self.normalized_shape}, eps={self.eps}, gain={self.gain!r}, partial={self.partial}{self._told_detached()}"
 
 
 class ScaleNorm(RowNorm):
@@ -151,13 +166,23 @@ class ScaleNorm(RowNorm):
     2.0
     """
 
-    def __init__(self, dim: int, eps: float = 1e-5, affine: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        detach_statistics: bool = False,
+    ) -> None:
         super().__init__()
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         self.dim = dim
         self.eps = functional.check_eps(eps)
         self.affine = affine
+        self.detach_statistics = detach_statistics
         self._make_parameters((1,), "direct" if affine else "none", False, device, dtype)
         self._make_facts()
 
@@ -174,7 +199,9 @@ class ScaleNorm(RowNorm):
             raise ValueError(
                 f"ScaleNorm({self.dim}) got an input of shape {tuple(x.shape)}; its last axis must be {self.dim}"
             )
-        return functional.row_norm("scale_norm", x, (self.dim,), self._own("weight"), None, self._facts, mask, lengths)
+        return functional.row_norm(
+            "scale_norm", x, (self.dim,), self._own("weight"), None, self._facts, mask, lengths, self.detach_statistics
+        )
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}, affine={self.affine}"
+        return f"{self.dim}, eps={self.eps}, affine={self.affine}{self._told_detached()}"

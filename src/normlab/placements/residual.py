@@ -76,12 +76,12 @@ def reset_inside(module: nn.Module) -> None:
 
 def fusable(norm: nn.Module | None, x: Tensor, branch: Tensor) -> LayerNorm | RMSNorm | None:
     """The norm, if one kernel can add and normalize: ours, over the whole last axis, stream and branch of one shape and
-    dtype. A norm with hooks is called, so that they fire (torch's pruning lives in one); a hook marked ``passive`` also
+    dtype, its statistics part of the gradient. A norm with hooks is called, so that they fire (torch's pruning lives in one); a hook marked ``passive`` also
     listens at the Residual."""
     if type(norm) not in (LayerNorm, RMSNorm) or x.dtype != branch.dtype or x.shape != branch.shape:
         return None
     assert isinstance(norm, (LayerNorm, RMSNorm))
-    if has_hooks(norm, aside="passive"):
+    if norm.detach_statistics or has_hooks(norm, aside="passive"):
         return None
     return norm if norm.normalized_shape == x.shape[-1:] and getattr(norm, "partial", None) is None else None
 

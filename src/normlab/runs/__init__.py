@@ -7,6 +7,7 @@
 files    a file may be anything: bounded reading, whole replacing       shapes   what a field may hold
 run      one run: Writer, Run, exports (contents: what its files hold)  records  results, cells, differences, the summary
 sweep    one sweep: its grid, its trials' folders, its summary          axes     of a grid, and the names of its cells
+spread   a quantity over steps and sites, of several runs in one table
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
 "event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -22,6 +23,7 @@ from .contents import STATUSES
 from .files import read_text, replace_file, replacing
 from .records import OUTCOMES, SUMMARY, Cell, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
 from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
+from .spread import Spread, spread, spread_table, spreads
 from .sweep import (
     SWEEP,
     TRIALS,
@@ -61,6 +63,7 @@ __all__ = [
            "Result",
            "Run",
            "Series",
+           "Spread",
            "Summary",
            "TrialResult",
            "Verdict",
@@ -84,6 +87,9 @@ __all__ = [
            "replace_file",
            "replacing",
            "same",
+           "spread",
+           "spread_table",
+           "spreads",
            "trial_folder",
            "write_grid",
            "write_summary",

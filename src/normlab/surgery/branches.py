@@ -19,10 +19,10 @@ class Branch:
     before_last: tuple[str, ...] = ()
     queries_keys: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()  # elsewhere inside
-    stream: tuple[str, ...] = ()  # on the stream, behind the sum
+    stream: tuple[str, ...] = ()  # on the stream, after the sum
     stream_factor: float | str | None = None  # on what is carried: a number, or the parameter's name
     branch_factor: float | str | None = None  # on what is added
-    entry_factor: float | str | None = None  # behind the norm at the entry
+    entry_factor: float | str | None = None  # after the norm at the entry
     parallel: bool = False  # does it start where the one before it started?
     bridge: bool = False  # is an earlier value of the stream added once more?
     learned_number: bool = False  # is the factor on what is added one learned number?
@@ -59,7 +59,7 @@ def kind_of(streams: Streams, s: Sum) -> str:
 
 
 def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
-    """``stream_norms``: those behind the sum."""
+    """``stream_norms``: those after the sum."""
     flow = streams.flow
     region = sorted(s.region)
     weighty = "mixer" if flow.matrices.isdisjoint(s.region) else "matrix"

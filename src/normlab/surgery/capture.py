@@ -204,7 +204,7 @@ def _memory(t: Tensor) -> int:
 
 
 class GraphCapture(_Capture):
-    """Of one forward with gradients: ``with capture: output = model(...)``, or ``attach()`` before and ``detach()`` behind it; then
+    """Of one forward with gradients: ``with capture: output = model(...)``, or ``attach()`` before and ``detach()`` after it; then
     ``finish(output)``, before the backward pass.
 
     The graph is walked once at the end; until then nothing but numbers is noted at each call."""

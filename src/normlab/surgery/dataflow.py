@@ -97,17 +97,17 @@ def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
 
 
 def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: list[Group]) -> Branch:
-    """With the norms on the stream behind its sum, as far as they belong to the block."""
+    """With the norms on the stream after its sum, as far as they belong to the block."""
     s = chain[place]
     if place + 1 < len(chain):
-        behind = streams.norms_on(chain[place + 1].path)
+        after = streams.norms_on(chain[place + 1].path)
     else:
-        # Behind the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
+        # After the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
         # block has no module, whether the sum before it in the stream is followed by a norm.
         own = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
-        behind = own or _one_block_late(streams, chain, groups)
+        after = own or _one_block_late(streams, chain, groups)
     parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
-    return branch_of(streams, s, behind, parallel or _two_in_one(streams, s))
+    return branch_of(streams, s, after, parallel or _two_in_one(streams, s))
 
 
 def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:
@@ -121,14 +121,14 @@ def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:
 
 
 def _one_block_late(streams: Streams, chain: list[Sum], groups: list[Group]) -> list[Node]:
-    """The first norm behind the last sum, where every block but the last leaves the norm behind its last sum to the next one, which
-    begins with it on the stream (MiniMax): behind the last block the stack's own norm is that norm."""
+    """The first norm after the last sum, where every block but the last leaves the norm after its last sum to the next one, which
+    begins with it on the stream (MiniMax): after the last block the stack's own norm is that norm."""
     modules = [g for g in groups if g.call is not None]
     if len(groups) < 2 or len(modules) < len(groups) or groups[-1].members[-1] != len(chain) - 1:
         return []
     for g in groups[:-1]:
-        behind = streams.norms_on(chain[g.members[-1] + 1].path)
-        if not behind or any(_belongs(streams, n, g, chain) for n in behind):
+        after = streams.norms_on(chain[g.members[-1] + 1].path)
+        if not after or any(_belongs(streams, n, g, chain) for n in after):
             return []
     return streams.ahead(chain[-1].node)[:1]
 

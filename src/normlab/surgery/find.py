@@ -121,7 +121,7 @@ def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> Nor
     if "parametrizations." in name:
         return None  # makes a parameter (weight norm, spectral norm), normalizes nothing that flows
     if isinstance(module, norms.ResidualNorm):
-        return None  # takes two inputs: a residual sum with a norm behind it, not a norm
+        return None  # takes two inputs: a residual sum with a norm after it, not a norm
     known = _known(name, module)
     if known is not None:
         return known

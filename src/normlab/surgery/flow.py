@@ -122,10 +122,10 @@ class Flow:
 
     # ---- nodes
 
-    def _put(self, op: str, role: str, inputs: Sequence[int], call: int, **facts: object) -> Given:
+    def _put(self, op: str, role: str, inputs: Sequence[int], call: int, **details: object) -> Given:
         at = len(self.nodes)
         one = tuple(inputs) if len(inputs) < 2 else tuple(dict.fromkeys(inputs))
-        self.nodes.append(Node(at, op, role, one, call, **facts))  # type: ignore[arg-type]
+        self.nodes.append(Node(at, op, role, one, call, **details))  # type: ignore[arg-type]
         return Given(at)
 
     def norm(self, site: str, kind: str, x: Given, call: int) -> Given:

@@ -85,7 +85,7 @@ def stack_placement(
 
 
 def _shrinks(blocks: list[tuple[Branch, ...]]) -> bool:
-    """Is the factor behind each entry norm 1 / sqrt(layer), counted from 1?"""
+    """Is the factor after each entry norm 1 / sqrt(layer), counted from 1?"""
     if len(blocks) < 2:
         return False
     for depth, block in enumerate(blocks):

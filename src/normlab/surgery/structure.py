@@ -40,8 +40,8 @@ class Stack:
         return tuple(n for block in self.blocks for branch in block.branches for n in branch.queries_keys)
 
     def to_dict(self) -> dict[str, Any]:
-        facts = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        return {**facts, "queries_keys": list(self.queries_keys), "blocks": [b.to_dict() for b in self.blocks]}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {**plain, "queries_keys": list(self.queries_keys), "blocks": [b.to_dict() for b in self.blocks]}
 
 
 @dataclass(frozen=True)

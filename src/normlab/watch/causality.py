@@ -18,7 +18,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def check(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """What :func:`normlab.leaks` finds with these arguments, their first sequence changed behind its middle."""
+    """What :func:`normlab.leaks` finds with these arguments, their first sequence changed after its middle."""
     places: list[int | str] = [i for i, value in enumerate(args) if _is_sequence(value)]
     places += [name for name, value in kwargs.items() if _is_sequence(value)]
     if not places:

@@ -52,5 +52,5 @@ def told(found: dict[str, Any] | None) -> str:
     if found["mask_not_used"]:
         parts.append("mask not used: " + "; ".join(f"{n} ({w})" for n, w in found["mask_not_used"].items()))
     if found["without_gradient"]:
-        parts.append(f"no gradient seen behind {', '.join(found['without_gradient'])}")
+        parts.append(f"no gradient seen after {', '.join(found['without_gradient'])}")
     return "; ".join(parts)

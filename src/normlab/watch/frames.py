@@ -179,7 +179,7 @@ class Probe:
     spans steps, such as a running average, lives in the probe.
 
     >>> class Zeros(Probe):
-    ...     "share of zeros behind each norm"
+    ...     "share of zeros after each norm"
     ...     on = "norm"
     ...     def measure(self, frame):
     ...         return {"zeros": (frame.y_rows == 0).float().mean()}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-def facts_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+def description_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """For run.json: ``optimizer`` (class, lr, weight_decay, decays_vectors) and ``weights`` ({dtype: how many})."""
     weights: dict[str, int] = {}
     for p in model.parameters():

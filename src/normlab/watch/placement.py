@@ -38,7 +38,7 @@ class Placement:
             self.tries = 0
 
     def read(self, output: Any) -> None:
-        """Behind the forward and before the backward pass, which takes the graph down."""
+        """After the forward and before the backward pass, which takes the graph down."""
         capture, self._capture = self._capture, None
         if capture is None:
             return

@@ -18,6 +18,7 @@ from ..errors import unknown
 from .attention import HIDDEN
 from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
 from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, NormFrames, NormProbe, Probe, StepFrame, rms, some
+from .statistics_flow import IdentityWeight, StatisticGradients, WithinTwo
 
 
 class BatchDrift(NormProbe):
@@ -91,8 +92,10 @@ class GradientThroughStatistics(Probe):
 
     def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
         kind = frame.site.kind
-        if kind not in ("layer", "rms", "scale", "batch", "power"):
-            return {}
+        if kind not in ("layer", "rms", "scale", "batch", "power") or getattr(
+            frame.site.module, "detach_statistics", False
+        ):
+            return {}  # nothing flows through statistics that are detached
         axis = 0 if kind in ("batch", "power") else -1
         centered = kind in ("layer", "batch")
         direct, mean, var = gradient_terms(frame.x_rows, frame.grad_rows, frame.gain(), axis, centered, frame.site.eps)
@@ -142,7 +145,7 @@ def _float(t: Tensor | None) -> Tensor | None:
 
 
 class Geometry(NormProbe):
-    """Where vectors lie behind a norm, and what they were like in front of it.
+    """Where vectors lie after a norm, and what they were like before it.
 
         length        mean |y| / sqrt(d);  length_spread: its deviation over its mean
         mean_angle    mean angle, in degrees, between y and the hyperplane of vectors without a mean
@@ -371,6 +374,9 @@ PROBES: tuple[type[Probe], ...] = (
     WeightScale,
     OutputSpread,
     RunningDistance,
+    StatisticGradients,
+    WithinTwo,
+    IdentityWeight,
 )
 
 

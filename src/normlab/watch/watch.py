@@ -34,9 +34,10 @@ from .frames import OCCASIONS, PRICES, NormProbe, Probe, StepFrame
 from .guard import Guard
 from .hooks import Hooks
 from .memory import remembered, remind
-from .optimizers import facts_of
+from .optimizers import description_of
 from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
+from .suspension import suspended
 from .together import Together, by_site
 from .trace import Trace
 
@@ -78,7 +79,7 @@ class Watch:
         self._covered: dict[str, Any] | None = None
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        self.writer = self._open(out, preset, config, {**facts_of(self.model, optimizer), **info}, overwrite)
+        self.writer = self._open(out, preset, config, {**description_of(self.model, optimizer), **info}, overwrite)
         self._closes_writer = not isinstance(out, Writer)
         self._losses = Losses(self.writer)
         self._last_due = self.budget.clock()
@@ -109,7 +110,7 @@ class Watch:
     ) -> Writer | None:
         if self._rank:
             return None
-        facts = {
+        about = {
             **info, "config": config, "seed": torch.initial_seed(), "preset": preset, "every": self.cadence.text,
             "max_overhead": self.budget.max_overhead, "probes": [p.name for p in self.probes], "processes": self._world,
             "versions": {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -119,8 +120,8 @@ class Watch:
         if not isinstance(out, Writer):
             if not self._after:
                 make_room(Path(out), overwrite)
-            return Writer(out, facts, again=self._after > 0, after=self._after or None)
-        out.update(**{k: v for k, v in facts.items() if k not in out.info})
+            return Writer(out, about, again=self._after > 0, after=self._after or None)
+        out.update(**{k: v for k, v in about.items() if k not in out.info})
         return out
 
     def _eager_on_recorded_steps(self) -> None:
@@ -339,6 +340,8 @@ class Watch:
         """Let the probes remember what :meth:`state` gave: gains at the start and running averages go on."""
         remind(self.probes, state)
 
+    suspended = suspended
+
     def pause(self, seconds: float) -> None:
         """Time that was not training, an evaluation for example: it does not count when the overhead is held down."""
         self.budget.pause(seconds)
@@ -368,15 +371,15 @@ class Watch:
                     sink.close()
                 except Exception as error:
                     warnings.warn(f"normlab.watch: sink {type(sink).__name__} did not close ({error})", stacklevel=2)
-            facts = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded,
-                     "recording": self.budget.account()}  # fmt: skip
+            account = {"overhead": round(self.overhead(), 5), "steps": self.steps, "recorded": self.recorded,
+                       "recording": self.budget.account()}  # fmt: skip
             advice = self.budget.advice()
             if advice is not None and not self._said:
                 print(f"normlab.watch: {advice}", file=sys.stderr)
             if self._closes_writer:
-                self.writer.close(status, **facts)
+                self.writer.close(status, **account)
             else:
-                self.writer.update(**facts)
+                self.writer.update(**account)
             self.writer = self._losses.writer = None
 
     def summary(self) -> str:

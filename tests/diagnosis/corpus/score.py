@@ -111,7 +111,7 @@ def write(result: Score, docs: Path, name: str) -> None:
         lines = [
             head.format(sick=result.sick, kinds=len(result.planted), named=result.named, recall=result.recall, healthy=result.healthy,
                         silent=result.silent, findings=right + wrong, right=right, precision=result.precision,
-                        torch=torch.__version__, cpu=machine.facts()["cpu"]),
+                        torch=torch.__version__, cpu=machine.description()["cpu"]),
             "", planted, "|---|---|---|", *(f"| {kind} | {n} | {of} |" for kind, (n, of) in sorted(result.planted.items())),
             "", rules, "|---|---|---|",
             *(f"| {r} | {result.right.get(r, 0)} | {result.wrong.get(r, 0)} |" for r in RULES if r in result.right or r in result.wrong),
