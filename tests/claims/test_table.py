@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from normlab.claims import CLAIMS, Check, Claim, Fact, chosen
-from normlab.claims.designs import DESIGNS
+from normlab.claims.designs import DESIGNS, first_budget
 from normlab.claims.exact.structure import IN_THE_WILD
 from normlab.claims.sources.s1_placement import TABLE_5
 from normlab.runs import BUDGETS
@@ -102,6 +102,13 @@ def test_counts_of_placements_are_those_of_the_table_in_the_documentation():
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")][2:]
     placements = [row[4] for row in rows]
     assert {"all": len(placements), "post": placements.count("post"), "pre": sum(p in ("pre", "pre, parallel") for p in placements)} == IN_THE_WILD  # fmt: skip
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_page_lists_the_designs_with_their_first_budget(lang):
+    page = (ROOT / "docs" / lang / "claims.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (\w+) \|$", page, flags=re.M)
+    assert dict(rows) == {d.name: first_budget(d) for d in DESIGNS.values()} and len(rows) == len(DESIGNS)
 
 
 def test_minimax_has_eight_benchmarks_and_one_that_pre_norm_wins():
