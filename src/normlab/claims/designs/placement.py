@@ -103,7 +103,8 @@ def _read_effective_depth(found: Found) -> Evidence:
         ratio = angles[-1] / angles[0] if angles[0] else 0.0
         ratios.setdefault(f"angle of last over first, {placement}", {})[trial.seed] = ratio
         drops = [points[-1][1] for points in watched.readings(trial, "block_drop").values()]
-        deep = statistics.fmean(drops[-(len(drops) // 3) - 1 : -1])  # the last block also serves the output
+        inner = drops[1:-1] or drops[-1:]  # the last block also serves the output
+        deep = statistics.fmean(inner[-max(1, len(drops) // 3) :])
         ratios.setdefault(f"drop of deep over first, {placement}", {})[trial.seed] = (
             deep / drops[0] if drops[0] else 0.0
         )
