@@ -10,7 +10,7 @@
 # check   test, plus linter, type checker, import layers, native, and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
-# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite the table in docs/*/diagnosis.md (half an hour)
+# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite its table in docs/*/diagnosis.md (half an hour; SET=second for the other set)
 # zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
@@ -116,11 +116,12 @@ explorer: setup
 	$(BIN)/python benchmarks/explorer_data.py sets scaling depth
 
 CORPUS := build/corpus
+SET ?= evaluation
 corpus: setup
-	rm -rf $(CORPUS)/evaluation
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 0/2 & \
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 1/2; wait
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --write docs
+	rm -rf $(CORPUS)/$(SET)
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --part 0/2 & \
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --part 1/2; wait
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --write docs
 
 clean:
 	rm -rf build .venv
