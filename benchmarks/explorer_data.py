@@ -2,7 +2,6 @@
 
     python benchmarks/explorer_data.py sets scaling     seconds; the same numbers on every machine
     python benchmarks/explorer_data.py depth            trains every placement with three seeds: minutes; names this machine
-    python benchmarks/explorer_data.py batches          trains BatchNorm on images and on padded text, three seeds: minutes; names this machine
 
 Writes src/normlab/report/web/data/*.json, which ships with the package: the page is made without torch.
 """
@@ -192,68 +191,7 @@ def measured(placement: str, seed: int, folder: Path) -> dict[str, Any]:
     return {**found, "loss": statistics.fmean(losses[-10:])}
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
-
-LENGTH, SETTLED = 120, 30  # steps, all recorded; running averages begin at 0 and 1 and need the first ones to catch up
-FLOW = ("batch_mean_distance", "batch_var_distance", "mean_grad_norm", "var_grad_norm")
-
-
-def batches() -> dict[str, Any]:
-    """Batch statistics against their running average, and the gradients of both, step by step: digits, docstrings with the
-    mask, docstrings without it. Medians over the norms of a model, then over seeds with the lowest and the highest."""
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, task, masked in (("images", "digits", True), ("masked", "docs", True), ("unmasked", "docs", False)):
-            runs = [followed(task, masked, seed, Path(folder) / f"{kind}-{seed}") for seed in SEEDS]
-            found[kind] = {q: [spread(*values) for values in zip(*(r[q] for r in runs), strict=True)] for q in FLOW}
-            found[kind]["facts"] = {q: middle_and_tail([v[0] for v in found[kind][q]]) for q in FLOW}
-            found[kind]["padding"] = round(statistics.fmean(r["padding"] for r in runs), 3)
-            print(kind, file=sys.stderr, flush=True)
-    known = machine.facts()
-    return {
-        "machine": known["cpu"], "torch": known["torch"], "date": datetime.date.today().isoformat(), "seeds": len(SEEDS),
-        "first": SETTLED + 1, "steps": LENGTH, "layers": 4, "dim": DIM, "batch": 16, "rate": RATE, "command": "python benchmarks/explorer_data.py batches", "kinds": found,
-    }  # fmt: skip
-
-
-def middle_and_tail(values: list[float]) -> list[float]:
-    """Median over the steps, and the largest as a multiple of it."""
-    middle = statistics.median(values)
-    return [float(f"{v:.3g}") for v in (middle, max(values) / middle)]
-
-
-def followed(name: str, masked: bool, seed: int, folder: Path) -> dict[str, Any]:
-    experiment = lab.Experiment(task=name, norm="batch", seed=seed, steps=LENGTH, lr=RATE, batch_size=16, watch="none",
-                                model={"num_layers": 4, "dim": DIM, "num_heads": 4, "ffn_dim": 4 * DIM})  # fmt: skip
-    task = task_of(experiment)
-    torch.manual_seed(seed)
-    model, _ = make_model(experiment, task)
-    for norm in () if masked else [m for m in model.modules() if isinstance(m, normlab.BatchNorm)]:
-        norm.register_forward_pre_hook(
-            lambda _, args, kwargs: (args[:1], {}), with_kwargs=True
-        )  # takes padding for tokens
-    optimizer = make_optimizer(experiment, model)
-    with normlab.watch(
-        model, optimizer=optimizer, out=folder, preset="full", every=1, max_overhead=None, trace=False
-    ) as watch:
-        for step in range(1, LENGTH + 1):
-            loss = task.loss(model, task.batch(seed, step, 16))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            watch.step(loss=loss)
-    run, found = normlab.Run(folder), {}
-    for quantity in FLOW:
-        # Where padding counts as tokens, the statistics to compare are those of all cells.
-        padded = "_padded" if not masked and quantity.startswith("batch_") else ""
-        series = list(run.series(quantity + padded).values())
-        late = [[v for step, v in zip(s.steps, s.values, strict=True) if step > SETTLED] for s in series]
-        found[quantity] = [statistics.median(values) for values in zip(*late, strict=True)]
-    padding = [value for s in run.series("padding_share").values() for value in s.values]
-    return {**found, "padding": statistics.fmean(padding) if padding else 0.0}
-
-
-PARTS = {"sets": sets, "scaling": scaling, "depth": depth, "batches": batches}
+PARTS = {"sets": sets, "scaling": scaling, "depth": depth}
 
 
 def main() -> None:

@@ -109,20 +109,6 @@ def test_the_measurements_name_their_machine_and_hold_every_placement():
     assert post[-1][0] == pytest.approx(1, abs=0.05) and pre[-1][0] > 1.5 * pre[0][0], "one normed, one growing"
 
 
-def test_the_recorded_runs_name_their_machine_and_hold_every_step():
-    batches = DATA["batches"]
-    assert batches["machine"] and batches["torch"] and batches["date"] >= "2026-11-17" and batches["seeds"] >= 3
-    assert list(batches["kinds"]) == ["images", "masked", "unmasked"]
-    for kind, found in batches["kinds"].items():
-        assert (found["padding"] > 0.05) is (kind != "images")
-        for quantity in ("batch_mean_distance", "batch_var_distance", "mean_grad_norm", "var_grad_norm"):
-            assert len(found[quantity]) == batches["steps"] - batches["first"] + 1
-            assert all(0 < low <= middle <= high for middle, low, high in found[quantity]), (kind, quantity)
-            values = torch.tensor([v[0] for v in found[quantity]], dtype=torch.float64)
-            middle = float(values.quantile(0.5))
-            assert found["facts"][quantity] == pytest.approx([middle, float(values.max()) / middle], rel=0.01)
-
-
 # ---- drawings --------------------------------------------------------------------------------------------------------
 
 SIMPLE = ("none", "post", "pre", "deepnorm", "sandwich", "layernorm-scaling", "reordered", "admin", "rezero")

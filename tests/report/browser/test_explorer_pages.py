@@ -115,17 +115,6 @@ def test_placements_are_drawn_and_compared(visit, address):
         assert TEXT["places.post"] in page.locator("figcaption").nth(1).inner_text()
 
 
-def test_recorded_runs_are_drawn_with_their_facts(visit, address):
-    with visit() as v:
-        v.page.goto(address + "#page=batches")
-        assert v.page.locator(".charts path.line").count() == 4 * 3 and v.page.locator(".keys li").count() == 3
-        recorded = explore.page_data()["batches"]
-        assert recorded["machine"] in v.page.locator(".notes").inner_text()
-        middle = recorded["kinds"]["images"]["facts"]["batch_mean_distance"][0]
-        shown = re.findall(r"A ([\d.]+), B", v.page.locator("figcaption").first.inner_text())[0]
-        assert float(shown) == float(f"{middle:.2g}")
-
-
 def test_scaling_shows_what_python_computed(visit, address):
     with visit() as v:
         v.page.goto(address + "#page=scaling")
