@@ -13,8 +13,9 @@ from ..errors import unknown
 from ..runs import Cell, Grid, Summary, TrialResult
 from .inside import Look, looking_into, traits_of
 from .metrics import METRICS, common_target, estimates, values_of
-from .numbers import cell_of, counted, mean_curve, steps_to
+from .numbers import cell_of, mean_curve, steps_to
 from .pairs import Pairs
+from .stages import allotted, counted
 from .verdict import verdict
 
 
@@ -33,13 +34,16 @@ def answer(
     by_name = grid.cells()
     if baseline is not None and baseline not in by_name:
         raise ValueError(unknown("cell", baseline, by_name))
-    planned = list(itertools.product(by_name, grid.rates, grid.seeds))
     known = {(t.cell, t.lr, t.seed): t for t in map(counted, trials)}
-    ended = [known[key] for key in planned if key in known]
-    cells, at_best = [], {}
+    ended = [known[key] for key in itertools.product(by_name, grid.rates, grid.seeds) if key in known]
+    cells, at_best, outstanding = [], {}, 0
     for name, axes in by_name.items():
-        cell, at_best[name] = cell_of(name, axes, [t for t in ended if t.cell == name], grid.rates, grid.blind)
+        its = [t for t in ended if t.cell == name]
+        cell, at_best[name] = cell_of(name, axes, its, grid.rates, grid.seeds, grid.first_seeds, grid.blind)
         cells.append(cell)
+        had = {(t.lr, t.seed): t for t in its if t.lr is not None and t.seed is not None}
+        to_have = allotted(grid.rates, grid.seeds, grid.first_seeds, had, grid.blind)
+        outstanding += sum(key not in had for key in to_have.due) + to_have.later
     judged = METRICS[metric]
     # One that all of them reach, where no other is asked for.
     common = (
@@ -56,7 +60,7 @@ def answer(
     able = [c.name for c in cells if c.mean is not None and metric in c.figures]
     if not able and any(c.mean is not None for c in cells):
         raise ValueError(f"no trial of this sweep has a number for the metric {metric!r}")
-    pairs = Pairs({n: values_of(judged, at_best[n], common) for n in able}, margin, lower=judged.lower)
+    pairs = Pairs({n: values_of(judged, at_best[n], common) for n in able}, margin, grid.share, lower=judged.lower)
     best = pairs.best(able)
     named = baseline or next((name for name, axes in by_name.items() if axes == grid.baseline), None)
     chosen = named or best or (cells[0].name if cells else None)
@@ -82,7 +86,8 @@ def answer(
 
     found = Summary(
         task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), equal=grid.equal, created=grid.created,
-        machine=grid.machine, complete=len(ended) == len(planned) and all(t.outcome != "failed" for t in ended),
+        machine=grid.machine, complete=not outstanding and all(t.outcome != "failed" for t in ended),
+        planned=len(ended) + outstanding, looks=grid.looks, wrong=grid.wrong,
         baseline=chosen, best=best, metric=metric, margin=margin, target_loss=target_loss, common_target=common, trials=tuple(ended), refused=grid.refused,
         cells=tuple(ranked(rank, cell) for rank, cell in enumerate(cells, start=1)),
     )  # fmt: skip
@@ -97,3 +102,17 @@ def read(
     look = looking_into(Path(folder))
     how = {"baseline": baseline, "target_loss": target_loss, "margin": margin, "metric": metric}
     return answer(*runs.read_trials(folder), look=look, **how)  # type: ignore[arg-type]
+
+
+def settled(found: Summary, against: str = "best") -> bool:
+    """Is every cell that trained told apart from the best (or from the ``baseline``), or equal to it within the margin?
+
+    Without a mean of the best or the baseline there is nothing that seeds could decide.
+    """
+    if against not in ("best", "baseline"):
+        raise ValueError(f"a question is about the best or the baseline, got {against!r}")
+    reference = found.best if against == "best" else found.baseline
+    able = {c.name: c.behind_best if against == "best" else c.difference for c in found.cells if c.mean is not None}
+    if reference not in able:
+        return True
+    return all(d is not None and (d.decided or d.equal) for name, d in able.items() if name != reference)

@@ -29,6 +29,7 @@ from .records import (
     Cell,
     Difference,
     Figure,
+    Flag,
     Record,
     Refused,
     Result,
@@ -42,6 +43,7 @@ from .shapes import Kind, anything, each, list_of, maybe, number, one_of, read, 
 
 TRIALS, TRIALS_TABLE, CELLS_TABLE = "trials", "trials.csv", "cells.csv"
 EQUAL = ("steps", "samples", "tokens", "seconds")  # what cells can be given alike
+ONE_LOOK = 0.05  # the error of a sweep that is looked at once
 MOST_TRIALS = 100_000  # of a sweep; planning them takes seconds, and two axes of a hostile file could ask for 10^12
 
 
@@ -76,6 +78,11 @@ class Grid(Record):
     steps: Annotated[Mapping[str, int], table_of(whole)] = field(
         default_factory=dict
     )  # of cells, where these follow from it
+    first_seeds: Annotated[int | None, whole] = (
+        None  # how many every rate gets; the others the best rate; None: a complete grid
+    )
+    looks: Annotated[tuple[int, ...], tuple_of(whole)] = ()  # seeds in all when it was answered before and then grew
+    sequential: Flag = False  # begun as a series of looks: already the first spends only its share
     task: Text = None
     unit: Text = None
     blind: Figure = None
@@ -87,13 +94,16 @@ class Grid(Record):
         for name in WITHIN_CELLS:
             if not self.axes.get(name) and self.base.get(name) is None:
                 raise ValueError(f"a sweep needs {name}, as an axis or in its base")
+        if self.first_seeds is not None and not 1 <= self.first_seeds <= len(self.seeds):
+            raise ValueError(f"first_seeds must be 1 to {len(self.seeds)}, the number of seeds, got {self.first_seeds}")
 
     def to_dict(self) -> dict[str, Any]:
         """What is not known is left out: a plan knows neither unit nor machine."""
         found = super().to_dict()
         known = ("schema", "base", "axes", "baseline", "refused")
         usual = ("equal", "steps") if not self.steps else ()
-        return {key: value for key, value in found.items() if key in known or (value is not None and key not in usual)}
+        told = {key: value for key, value in found.items() if key not in usual}
+        return {key: value for key, value in told.items() if key in known or value not in (None, [], False)}
 
     @property
     def rates(self) -> list[float]:
@@ -119,8 +129,19 @@ class Grid(Record):
 
     @property
     def planned(self) -> int:
-        """How many trials."""
+        """How many trials a complete grid has."""
         return (len(self.combinations()) - len(self.refused)) * len(self._within(LR)) * len(self._within(SEED))
+
+    @property
+    def share(self) -> float:
+        """Of the error of a single look: this one's. Each spends half of what the one before it did."""
+        return 0.5 ** (len(self.looks) + self.sequential)
+
+    @property
+    def wrong(self) -> float:
+        """In what share of sweeps, at most, any look so far decides something falsely: the sum of what they spent."""
+        spent = (0.5 ** (look + self.sequential) for look in range(len(self.looks) + 1))
+        return ONE_LOOK * sum(spent)
 
 
 SWEEP = Kind("sweep", "sweep.json", Grid.SCHEMA, Grid.from_dict, 64 * 2**20)
@@ -146,6 +167,10 @@ def trial_folder(folder: Path, name: str) -> Path:
     return folder / TRIALS / name
 
 
+def _task_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    return info["task"] if isinstance(info.get("task"), dict) else {}
+
+
 def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, Any]]:
     """(what the trial in this folder gave, its run.json). ``names``: the axes that name cells."""
     info = Run(at).info
@@ -158,6 +183,8 @@ def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, A
     if lacking := [name for name in (*names, *WITHIN_CELLS) if name not in settings]:
         raise RunUnreadable(f"{at / INFO}: experiment.{lacking[0]} is missing")
     axes = {name: settings[name] for name in names}
+    if result.get("blind") is None:
+        result = {**result, "blind": _task_of(info).get("blind")}
     identity = {"name": at.name, "cell": cell_name(axes), "axes": axes, LR: of[LR], SEED: of[SEED],
                 "folder": f"{TRIALS}/{at.name}", "choices": _choices(info)}  # fmt: skip
     try:
@@ -181,7 +208,7 @@ def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> Result | None
     whose = {**found.axes, LR: found.lr, SEED: found.seed}
     ended = info["status"] == "finished" and found.outcome in OUTCOMES
     its_own = whose == json.loads(json.dumps({**axes, LR: lr, SEED: seed}))  # as read: a pair is a list
-    return Result.from_dict(info["result"]) if ended and its_own else None
+    return Result.from_dict({**info["result"], "blind": found.blind}) if ended and its_own else None
 
 
 def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
@@ -197,7 +224,7 @@ def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
         except RunUnreadable:
             continue
         trials.append(found)
-        task = info["task"] if isinstance(info.get("task"), dict) else {}
+        task = _task_of(info)
         known: dict[str, Any] = {"unit": task.get("unit"), "blind": task.get("blind"), "machine": info.get("machine")}
         grid = replace(grid, **{key: value for key, value in known.items() if getattr(grid, key) is None})
     return grid, trials
