@@ -193,7 +193,7 @@ def test_lean_recordings_ask_the_lean_probes_alone(tmp_path, monkeypatch, capsys
     account = run.info["recording"]
     assert account["lean"] == len(every) - len(whole) and account["advice"] in watch.summary()
     said = capsys.readouterr().err
-    assert said.count("a diagnosis needs 12") == 1 and "max_overhead=None" in said
+    assert said.count("a diagnosis needs 13") == 1 and "max_overhead=None" in said
 
 
 def test_a_watch_closed_by_hand_says_what_to_change(tmp_path, monkeypatch, capsys):

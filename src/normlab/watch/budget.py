@@ -14,7 +14,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-ENOUGH = 12  # recordings: with fewer the diagnosis draws no window
+ENOUGH = 13  # recordings: the diagnosis draws a window from 12 readings, and what compares with the recording before has one less
 OPENING = 200  # steps over which the credit may be spent ...
 OPENING_SHARE = 0.10  # ... and its largest share of their time, the trace of idle steps included
 LONG = 1000  # steps after which the whole must be within max_overhead
