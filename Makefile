@@ -2,6 +2,7 @@
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
 # browser the pages: types of their JavaScript (npm) and tests in chromium
+# explorer what the explorer draws, computed again: sets of cells, a scaled column, streams by depth (minutes; names this machine)
 # nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
@@ -17,7 +18,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly browser corpus clean
+.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly browser explorer corpus clean
 
 setup: .venv/stamp
 
@@ -110,6 +111,9 @@ extras: setup
 
 matrix: setup
 	$(BIN)/python tests/matrix.py --write
+
+explorer: setup
+	$(BIN)/python benchmarks/explorer_data.py sets scaling depth
 
 CORPUS := build/corpus
 SET ?= evaluation

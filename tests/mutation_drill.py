@@ -63,6 +63,8 @@ AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
 FOR_RESUMED, FOR_DECISIONS = "tests/lab/test_resume.py", "tests/answer/test_decisions.py"
+FOR_STAGES = "tests/answer/test_stages.py"
+FOR_ASSAYS = "tests/assays/test_blocks_asked.py"
 FOR_BOUNDARY, FOR_PROCESS, FOR_FILES = (
     "tests/kernels/test_boundary.py",
     "tests/kernels/test_process.py",
@@ -132,7 +134,7 @@ MUTATIONS = [
     Mutation("files: code runs without trust", "src/normlab/cli", "if code and not args.trust:", "if False:", "code", FOR_FILES),
     Mutation("files: names leave the folder", "src/normlab/runs", 'c if c.isalnum() or c in "._+-" else "_" for c in text', "c for c in text", "never_leave", FOR_FILES),
     Mutation("files: a pipe is opened and read", "src/normlab/runs", "    if not stat.S_ISREG(status.st_mode):\n", "    if False:\n", "keeps_a_reader", FOR_FILES),
-    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "wrong_line or damaged_folders_give", FOR_FILES),
+    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "nesting_is_bounded", FOR_FILES),
     Mutation("files: escape sequences act", "src/normlab/cli", 'c if c.isprintable() or c in "\\n\\t" else ascii(c)[1:-1] for c in str(text)', "c for c in str(text)", "text_does_nothing or markup", FOR_FILES),
     Mutation("files: Infinity in JSON", "src/normlab/lab", "if isinstance(v, float) and not math.isfinite(v)})", "if False})", "strict_json", FOR_FILES),
     Mutation("files: a factory moves the run", "src/normlab/lab/train.py", "folder = Path(folder).absolute()", "folder = Path(folder)", "working_folder", FOR_FILES),
@@ -166,12 +168,28 @@ MUTATIONS = [
     Mutation("watch: masks lie batch-first", SEEN, "            self._told_last = self._told[site] = next(iter(ways))\n        if ways:\n            return self._one_of(ways, ", "            pass\n        if ways:\n            return self._one_of({True: mask}, ", "either_layout or embedding_is_given", FOR_LAYOUTS),
     Mutation("budget: no end to the credit", SEEN, "LONG * (self.max_overhead * unit - idle)", "OPENING * unit", "thousand", FOR_BUDGET),
     Mutation("budget: no lean recordings", SEEN, "            return LEAN\n", "            return None\n", "lean", FOR_BUDGET),
+    Mutation("reference: detached statistics flow", KERNEL, "source = c.detach() if detach_statistics else c", "source = c", "autograd", "tests/norms/test_detached.py"),
+    Mutation("placement: a detached norm is fused", PLACE, "norm.detach_statistics or has_hooks", "has_hooks", "never_fuse", "tests/norms/test_detached.py"),
+    Mutation("norm: noise in evaluation", NORM, "        if not self.training:\n            return y\n        if not functional", "        if not functional", "evaluation", "tests/norms/test_noisy.py"),
+    Mutation("model: all norms share their noise", MODEL, "noisy.stream = stream", "noisy.stream = 0", "norms_differ", "tests/norms/test_noisy.py"),
+    Mutation("probe: the gain left out of the statistics' gradients", SEEN, "frame.grad_rows if gain is None else frame.grad_rows * gain", "frame.grad_rows", "mean_and_variance", "tests/watch/test_statistics_flow.py"),
+    Mutation("probe: the identity of one block alone", SEEN, "        if frame.site.depth == 0:\n", "        if True:\n", "identity", "tests/watch/test_statistics_flow.py"),
+    Mutation("watch: assays count as training", SEEN, "watch.hooks.active, False", "watch.hooks.active, watch.hooks.active", "suspended", FOR_ASSAYS),
+    Mutation("assays: the layer itself moves", "src/normlab/assays", "if used[p] < start and", "if used[p] <= start and", "definition", "tests/assays/test_steps_asked.py"),
+    Mutation("assays: buffers stay as they were left", "src/normlab/assays", "[*stepped, *model.buffers()]", "[*stepped]", "as_they_came", "tests/assays/test_steps_asked.py"),
+    Mutation("assays: the block is not left out", "src/normlab/assays", "return with_stream(output, given(args, kwargs), block.name)", "return output", "left_out", FOR_ASSAYS),
+    Mutation("assays: the second block sees the first", "src/normlab/assays", "            second.module.register_forward_pre_hook(same_input, with_kwargs=True),\n", "", "side_by_side", FOR_ASSAYS),
+    Mutation("assays: dropout with batch statistics", "src/normlab/assays", "            model.eval()\n            for norm", "            model.train()\n            for norm", "both_kinds", FOR_ASSAYS),
+    Mutation("assays: a probe judged on what it was fitted to", "src/normlab/assays", "judged, fitted = order[: count // 2], order[count // 2 :]", "judged, fitted = order, order", "position", "tests/assays/test_states_asked.py"),
+    Mutation("answer: matched at the lowest loss of any run", ANSWER, "level = max(min(", "level = min(min(", "fit_their_data", "tests/answer/test_matched.py"),
+    Mutation("model: padding moves the recurrent state", MODEL, "new_c, new_h = torch.where(cell, new_c, c), torch.where(cell, new_h, h)", "pass", "padding", "tests/models/test_without_stream.py"),
+    Mutation("model: norm and activation always in one order", MODEL, 'self.first = config.placement == "pre"', "self.first = True", "order_of_the_placement", "tests/models/test_without_stream.py"),
     Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),
     Mutation("lab: any finite loss has trained", TRAINER, "if loss >= limit:", "if False:", "told_apart", FOR_TRAINER),
-    Mutation("lab: evaluation in training mode", TRAINER, "    model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
+    Mutation("lab: evaluation in training mode", TRAINER, "    if not keep_mode:\n        model.eval()\n", "", "evaluation_is_a_ratio", FOR_TRAINER),
     Mutation("lab: losses after the checkpoint stay", TRAINER, "again=True, after=self.step", "again=True", "killed_twice and dropout", FOR_RESUMED),
     Mutation("lab: batches forget the step", TASKS, 'generator_of("text", seed, step)', 'generator_of("text", seed)', "text", FOR_TASKS),
     Mutation("lab: windows reach into held-out bytes", TASKS, "ends = torch.tensor([end - length for _, end in stretches])", "ends = torch.tensor([end for _, end in stretches])", "touches_a_held_out", "tests/lab/test_texts.py"),
@@ -181,9 +199,16 @@ MUTATIONS = [
     Mutation("answer: tied whatever is decided", ANSWER, "and not (behind is not None and behind.decided)", "and behind is not None", "ten_deviations_are_never", FOR_DECISIONS),
     Mutation("answer: the lowest mean is the best", ANSWER, "if not any(better(other, name) for other in ranked if other != name):", "if True:", "not_sold_as_a_lead", FOR_DECISIONS),
     Mutation("answer: a rate chosen on all seeds", ANSWER, "for s in seeds if s != seed", "for s in seeds", "cross_fitted", FOR_DECISIONS),
-    Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - trial.loss < LEAST_KEPT * (start - best.mean)", "start - trial.loss < 0", "half_of_the_gain", FOR_DECISIONS),
+    Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - loss < LEAST_KEPT * (start - best)", "start - loss < 0", "half_of_the_gain", FOR_DECISIONS),
     Mutation("answer: averages over cells that are not there", ANSWER, "if row.keys() == values]", "]", "whole_part", FOR_DECISIONS),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, "if not any(t.outcome in NO_BEST for t in trials.values()):", "if True:", "further_seed", FOR_STAGES),
+    Mutation("stages: the rate is chosen on all seeds", ANSWER, "if s in first and t.outcome", "if t.outcome", "best_rate_is_the_answers", FOR_STAGES),
+    Mutation("stages: hopeless rates get every seed", ANSWER, "kept = [lr for lr in rates if lr not in without]", "kept = list(rates)", "gets_no_other", FOR_STAGES),
+    Mutation("stages: further seeds for every rate", ANSWER, "due += [(best, seed) for seed in further]", "due += [(lr, seed) for lr in kept for seed in further]", "upper_bound", FOR_STAGES),
+    Mutation("stages: a rate that breaks later stays", ANSWER, "        del known[best]\n", "        break\n", "gives_way", FOR_STAGES),
+    Mutation("looks: every look at the full level", ANSWER, "1 - share * (1 - LEVEL)", "LEVEL", "share", "tests/answer/test_planted_looks.py"),
+    Mutation("growth: looks are forgotten", TRAINER, "        looks += (count,)\n", "        pass\n", "grows_by_seeds", "tests/lab/test_growth.py"),
+    Mutation("growth: a new rate chosen on the further seeds too", TRAINER, "        first = count\n", "        first = None\n", "grows_by_seeds", "tests/lab/test_growth.py"),
 ]  # fmt: skip
 
 

@@ -23,6 +23,8 @@ def test_names_are_those_of_the_table():
     assert tuple(asked.ASSAYS) == ASSAYS
     with pytest.raises(ValueError, match="Did you mean 'block_drop'"):
         experiment(assays=("block_dorp",))
+    with pytest.raises(ValueError, match=r'such as \["block_drop"\], got .block_drop.'):
+        experiment(assays="block_drop")
     with pytest.raises(ValueError, match="assays_at"):
         experiment(assays_at="never")
     with pytest.raises(ValueError, match="watch_every"):

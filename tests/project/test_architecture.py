@@ -350,7 +350,7 @@ def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
         "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "answer", "train", "report",
-        "explore", "completion",
+        "explore", "completion", "claims",
     }  # fmt: skip
 
 

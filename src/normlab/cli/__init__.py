@@ -14,6 +14,7 @@ from .. import __version__
 from . import (
     answer,
     bench,
+    claims,
     compare,
     completion,
     diagnose,
@@ -40,6 +41,7 @@ EXAMPLES = """examples:
   normlab runs list runs            recorded runs in a folder; also: show, export
   normlab compare                   train norms x placements x rates x seeds, rank them, write a report
   normlab answer runs/grid          what a sweep says, finished or not
+  normlab claims --quick            the folklore on trial: what holds, what does not, with numbers
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
   normlab explore                   play with norms and placements in a browser
@@ -58,6 +60,7 @@ VERBS: dict[str, Any] = {
     "runs": runs.run,
     "compare": compare.run,
     "answer": answer.run,
+    "claims": claims.run,
     "train": train.run,
     "report": report.run,
     "explore": explore.run,
@@ -87,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
         runs,
         compare,
         answer,
+        claims,
         train,
         report,
         explore,

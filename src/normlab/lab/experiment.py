@@ -97,7 +97,7 @@ class Experiment:
         ):
             raise ValueError(f"watch_every must be a whole number of at least 1, got {self.watch_every!r}")
         if not _list_of(self.assays, str):
-            raise ValueError(f"assays must be a list of names, got {self.assays!r}")
+            raise ValueError(f'assays must be a list of names such as ["block_drop"], got {self.assays!r}')
         for assay in self.assays:
             if assay not in ASSAYS:
                 raise ValueError(unknown("assay", assay, ASSAYS))

@@ -7,6 +7,7 @@
 files    a file may be anything: bounded reading, whole replacing       shapes   what a field may hold
 run      one run: Writer, Run, exports (contents: what its files hold)  records  results, cells, differences, the summary
 sweep    one sweep: its grid, its trials' folders, its summary          axes     of a grid, and the names of its cells
+claims   what was measured for claims, and their verdicts
 spread   a quantity over steps and sites, of several runs in one table
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
@@ -19,6 +20,19 @@ numbers; all else is :class:`normlab.RunUnreadable` with file, place and fault. 
 from __future__ import annotations
 
 from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
+from .claims import (
+    BUDGETS,
+    CLAIMS,
+    VERDICTS,
+    CheckResult,
+    ClaimResult,
+    ClaimsRun,
+    Evidence,
+    read_claims,
+    read_evidence,
+    write_claims,
+    write_evidence,
+)
 from .contents import STATUSES
 from .files import read_text, replace_file, replacing
 from .records import OUTCOMES, SUMMARY, Cell, Difference, Rate, Refused, Result, Summary, TrialResult, Verdict
@@ -42,6 +56,8 @@ from .sweep import (
 )
 
 __all__ = [
+           "BUDGETS",
+           "CLAIMS",
            "INFO",
            "LR",
            "OUTCOMES",
@@ -53,10 +69,15 @@ __all__ = [
            "SWEEP",
            "TRIALS",
            "TRIALS_TABLE",
+           "VERDICTS",
            "WITHIN_CELLS",
            "Axes",
            "Cell",
+           "CheckResult",
+           "ClaimResult",
+           "ClaimsRun",
            "Difference",
+           "Evidence",
            "Grid",
            "Rate",
            "Refused",
@@ -79,6 +100,8 @@ __all__ = [
            "holds_sweep",
            "outer",
            "plain",
+           "read_claims",
+           "read_evidence",
            "read_grid",
            "read_summary",
            "read_text",
@@ -91,6 +114,8 @@ __all__ = [
            "spread_table",
            "spreads",
            "trial_folder",
+           "write_claims",
+           "write_evidence",
            "write_grid",
            "write_summary",
 ]  # fmt: skip
