@@ -110,6 +110,5 @@ def make_optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Opti
     groups = [{"params": matrices, "weight_decay": experiment.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [g for g in groups if g["params"]]
     if experiment.optimizer == "sgd":
-        # Not fused: that one takes a parameter without a momentum of its own yet for one with none at all.
         return torch.optim.SGD(groups, lr=experiment.lr, momentum=experiment.momentum, foreach=True)
     return torch.optim.AdamW(groups, lr=experiment.lr, betas=experiment.betas, fused=True)
