@@ -99,7 +99,7 @@ def test_smoothness_walks_along_the_step():
     parameters = list(model.parameters())
     value = next_token_loss(model)
     g = torch.autograd.grad(value, parameters)
-    assert found.loss == pytest.approx(float(value)) and found.gradient == pytest.approx(
+    assert found.loss == pytest.approx(float(value.detach())) and found.gradient == pytest.approx(
         float(flat(g).norm()), rel=1e-5
     )
     assert found.step == pytest.approx(0.3 * found.gradient, rel=1e-5)
