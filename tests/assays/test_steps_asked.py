@@ -152,6 +152,15 @@ def test_an_optimizer_may_have_parameters_that_are_not_the_models():
     assert torch.equal(elsewhere.weight, before) and torch.equal(elsewhere.weight.grad, torch.ones(2, 2))
 
 
+def test_a_backward_inside_does_not_reach_the_callers_gradients():
+    model = decoder()
+    next_token_loss(model).backward()
+    before = snapshot(model)
+    with assays.untouched(model):
+        next_token_loss(model).backward()
+    assert_unchanged(model, before)
+
+
 def test_also_when_the_loss_fails():
     model = decoder()
     calls = []
