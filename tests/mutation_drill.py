@@ -63,6 +63,7 @@ AGREES = "agrees_with_float64"
 TRAINER, TASKS, ANSWER = "src/normlab/lab", "src/normlab/lab", "src/normlab/answer"
 FOR_TRAINER, FOR_TASKS, FOR_ANSWER = "tests/lab/test_train.py", "tests/lab/test_tasks.py", "tests/answer/test_answer.py"
 FOR_RESUMED, FOR_DECISIONS = "tests/lab/test_resume.py", "tests/answer/test_decisions.py"
+FOR_STAGES = "tests/answer/test_stages.py"
 FOR_ASSAYS = "tests/assays/test_blocks_asked.py"
 FOR_BOUNDARY, FOR_PROCESS, FOR_FILES = (
     "tests/kernels/test_boundary.py",
@@ -133,7 +134,7 @@ MUTATIONS = [
     Mutation("files: code runs without trust", "src/normlab/cli", "if code and not args.trust:", "if False:", "code", FOR_FILES),
     Mutation("files: names leave the folder", "src/normlab/runs", 'c if c.isalnum() or c in "._+-" else "_" for c in text', "c for c in text", "never_leave", FOR_FILES),
     Mutation("files: a pipe is opened and read", "src/normlab/runs", "    if not stat.S_ISREG(status.st_mode):\n", "    if False:\n", "keeps_a_reader", FOR_FILES),
-    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "wrong_line or damaged_folders_give", FOR_FILES),
+    Mutation("files: any depth of nesting", "src/normlab/runs", "if kind in (dict, list) and depth == 0:", "if False:", "nesting_is_bounded", FOR_FILES),
     Mutation("files: escape sequences act", "src/normlab/cli", 'c if c.isprintable() or c in "\\n\\t" else ascii(c)[1:-1] for c in str(text)', "c for c in str(text)", "text_does_nothing or markup", FOR_FILES),
     Mutation("files: Infinity in JSON", "src/normlab/lab", "if isinstance(v, float) and not math.isfinite(v)})", "if False})", "strict_json", FOR_FILES),
     Mutation("files: a factory moves the run", "src/normlab/lab/train.py", "folder = Path(folder).absolute()", "folder = Path(folder)", "working_folder", FOR_FILES),
@@ -198,9 +199,16 @@ MUTATIONS = [
     Mutation("answer: tied whatever is decided", ANSWER, "and not (behind is not None and behind.decided)", "and behind is not None", "ten_deviations_are_never", FOR_DECISIONS),
     Mutation("answer: the lowest mean is the best", ANSWER, "if not any(better(other, name) for other in ranked if other != name):", "if True:", "not_sold_as_a_lead", FOR_DECISIONS),
     Mutation("answer: a rate chosen on all seeds", ANSWER, "for s in seeds if s != seed", "for s in seeds", "cross_fitted", FOR_DECISIONS),
-    Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - trial.loss < LEAST_KEPT * (start - best.mean)", "start - trial.loss < 0", "half_of_the_gain", FOR_DECISIONS),
+    Mutation("answer: half of the gain is enough of a loss", ANSWER, "start - loss < LEAST_KEPT * (start - best)", "start - loss < 0", "half_of_the_gain", FOR_DECISIONS),
     Mutation("answer: averages over cells that are not there", ANSWER, "if row.keys() == values]", "]", "whole_part", FOR_DECISIONS),
-    Mutation("answer: survivors of a diverged rate count", ANSWER, 'whole = [r for r in rates if r.trained and not r.count("untrained", *BROKEN)]', "whole = [r for r in rates if r.trained]", "test_", FOR_ANSWER),
+    Mutation("answer: survivors of a diverged rate count", ANSWER, "if not any(t.outcome in NO_BEST for t in trials.values()):", "if True:", "further_seed", FOR_STAGES),
+    Mutation("stages: the rate is chosen on all seeds", ANSWER, "if s in first and t.outcome", "if t.outcome", "best_rate_is_the_answers", FOR_STAGES),
+    Mutation("stages: hopeless rates get every seed", ANSWER, "kept = [lr for lr in rates if lr not in without]", "kept = list(rates)", "gets_no_other", FOR_STAGES),
+    Mutation("stages: further seeds for every rate", ANSWER, "due += [(best, seed) for seed in further]", "due += [(lr, seed) for lr in kept for seed in further]", "upper_bound", FOR_STAGES),
+    Mutation("stages: a rate that breaks later stays", ANSWER, "        del known[best]\n", "        break\n", "gives_way", FOR_STAGES),
+    Mutation("looks: every look at the full level", ANSWER, "1 - share * (1 - LEVEL)", "LEVEL", "share", "tests/answer/test_planted_looks.py"),
+    Mutation("growth: looks are forgotten", TRAINER, "        looks += (count,)\n", "        pass\n", "grows_by_seeds", "tests/lab/test_growth.py"),
+    Mutation("growth: a new rate chosen on the further seeds too", TRAINER, "        first = count\n", "        first = None\n", "grows_by_seeds", "tests/lab/test_growth.py"),
 ]  # fmt: skip
 
 

@@ -243,7 +243,7 @@ def test_a_sweep_is_read_from_its_folder(tmp_path):
     trials[0] = {**trials[0], "outcome": "failed", "loss": None, "error": "OSError: gone"}
     stored = {k: v for k, v in sweep.items() if k not in ("unit", "blind")}
     found = check(read(on_disk(tmp_path / "sweep", stored, trials)))
-    expected = answer(sweep, [{**t, "folder": f"trials/{t['name']}"} for t in trials])
+    expected = answer(sweep, [{**t, "blind": 3.3, "folder": f"trials/{t['name']}"} for t in trials])
     assert found.to_dict() == expected.to_dict() and found.unit == "nats per byte" and found.blind == 3.3
     assert Summary.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
@@ -302,7 +302,8 @@ def test_what_is_written_is_the_answer(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cells.csv", "summary.json", "trials.csv"]
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary == found.to_dict() and "\\u" not in (tmp_path / "summary.json").read_text(encoding="utf-8")
-    assert list(summary) == ["schema", "task", "unit", "blind", "steps", "created", "machine", "complete", "baseline", "best",
+    assert list(summary) == ["schema", "task", "unit", "blind", "steps", "created", "machine", "complete", "planned", "looks", "wrong",
+                                 "baseline", "best",
                              "margin", "target_loss", "trials", "cells", "refused", "verdict"]  # fmt: skip
     assert set(summary["cells"][0]) == {
         "cell", "axes", "rank", "rates", "best_lr", "best_at_edge", "mean", "low", "high", "n", "cross_fitted", "largest_stable_lr",

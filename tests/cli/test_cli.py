@@ -87,7 +87,7 @@ def test_the_list_of_examples_names_every_verb():
 
 
 def test_every_verb_that_prints_data_can_print_json():
-    writes_files = {("runs",), ("runs", "export"), ("completion",)}
+    writes_files = {("runs",), ("runs", "export"), ("completion",), ("explore",)}
     with_json = {verb for verb, parser in VERBS.items() if "--json" in parser._option_string_actions}
     assert with_json == set(VERBS) - writes_files
 
@@ -136,7 +136,7 @@ MISTAKES = {
     "--lr 0": "lr must be",
     "--lr 1e-3,1e-3": "names a value twice",
     "--seeds 0": "--seeds must be at least 1",
-    "--seeds three": "invalid int value",
+    "--seeds three": "as 3 or as 3+2, got 'three'",
     "--workers 0": "--workers must be at least 1",
     "--vary x": "--vary needs NAME=VALUE",
     "--vary nmu_layers=1,2": "Did you mean 'num_layers'",
@@ -170,7 +170,7 @@ MISTAKES = {
     "--model mine:make --data mine:data --placement pre": "no argument 'placement'",
     "--resume empty": "holds no sweep",
     "--resume nowhere": "holds no sweep",
-    "--resume held --norm layer": "leave --norm out",
+    "--resume held --norm layer": "to add to it write --norm +layer",
     "--resume held --text short.txt --set dim=3": "leave --text, --set out",
     "--baseline foo": "none of the cells",
     "--address auto": "--engine ray",

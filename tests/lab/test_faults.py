@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab import cli
+from normlab import answer, cli, report
 from normlab.lab import Sweep
 from normlab.runs import Run
 
@@ -85,7 +85,8 @@ def losses(folder: Path) -> dict[str, list]:
 
 def assert_whole(folder: Path, undisturbed: Path) -> None:
     """Every trial once, finished, no reading twice, all numbers those of the undisturbed sweep."""
-    names = [t.name for t in Sweep.read(folder).trials()]
+    assert Sweep.read(folder).axes == Sweep.read(undisturbed).axes
+    names = [p.name for p in (undisturbed / "trials").iterdir()]
     assert sorted(names) == sorted(p.name for p in (folder / "trials").iterdir())
     for name in names:
         run = Run(folder / "trials" / name)
@@ -117,8 +118,22 @@ def training(folder: Path, workers: list[int]) -> bool:
     return any(str(pid) in locks for pid in workers)
 
 
-def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[str]) -> int:
-    """Kill a worker, or the parent, at random moments; resume whenever the sweep has ended; at last let it finish. How many trials went on from a checkpoint."""
+def assert_answers(folder: Path) -> None:
+    """At any moment: an answer and a page of what has ended."""
+    found, page = answer.read(folder), report.view(folder)
+    ended = [p for p in folder.glob("trials/*/run.json") if json.loads(p.read_text())["status"] == "finished"]
+    assert len(found.trials) == len(ended) == page["ended"] and page["kind"] == "sweep"
+    assert found.planned >= len(ended) and (
+        found.complete or len(ended) == 0 or "Partial answer" in found.verdict.en[0]
+    )
+
+
+def storm(
+    folder: Path, kills: int, seed: int, undisturbed: Path, command: list[str], growth: tuple[str, ...] = ()
+) -> int:
+    """Kill a worker, or the parent, at random moments; resume whenever the sweep has ended, after half of the kills with ``growth``; at last
+    let it finish. How many trials went on from a checkpoint.
+    """
     draw = random.Random(seed)
     process = start([*command, "--out", str(folder), "--checkpoint-seconds", "0"], folder)
     wait_for((folder / "sweep.json").exists, "sweep.json")
@@ -134,7 +149,8 @@ def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[
             if process.returncode == 0:  # all done on a fast machine: give it something to do again
                 for place in draw.sample(sorted((folder / "trials").iterdir()), 2):
                     shutil.rmtree(place)
-            process = start(resume(folder, "--checkpoint-seconds", "0", "--workers", "2"), folder)
+            grows = growth if sum(killed.values()) >= kills // 2 else ()
+            process = start(resume(folder, "--checkpoint-seconds", "0", "--workers", "2", *grows), folder)
             continue
         workers = workers_of(process.pid)
         ever.update(workers)
@@ -143,6 +159,7 @@ def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[
             process.wait()
             killed["parent"] += 1
             wait_for(lambda w=workers: not any(map(alive, w)), f"orphaned workers {workers} must go by themselves")
+            assert_answers(folder)
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(draw.choice(workers), signal.SIGKILL)
@@ -150,7 +167,7 @@ def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[
     process.kill()
     process.wait()
     assert killed["parent"] and killed["worker"], killed
-    assert start(resume(folder), folder).wait(5 * DEADLINE) == 0, Path(f"{folder}.err").read_text()[-2000:]
+    assert start(resume(folder, *growth), folder).wait(5 * DEADLINE) == 0, Path(f"{folder}.err").read_text()[-2000:]
     wait_for(lambda: not any(map(alive, ever)), "workers left behind")
     assert_whole(folder, undisturbed)
     went_on = [
@@ -159,8 +176,18 @@ def storm(folder: Path, kills: int, seed: int, undisturbed: Path, command: list[
     return len([note for note in went_on if note != "from step 0"])
 
 
-def test_twenty_kills_in_a_row_change_nothing(tmp_path, undisturbed):
-    hit = storm(tmp_path / "sweep", 20, 20261116, undisturbed, COMPARE)
+# Begun with one seed for every rate and one more for the best; then it grows by two seeds for the best and by a cell.
+STAGED = [*COMPARE, "--norm", "layer", "--lr", "1e-3,1e-2", "--seeds", "1+1"]
+GROWTH = ("--seeds", "1+3", "--norm", "+rms")
+
+
+def test_twenty_kills_in_a_row_change_nothing_of_a_sweep_that_grows(tmp_path):
+    peaceful = tmp_path / "peaceful"
+    assert start([*STAGED, "--out", str(peaceful)], peaceful).wait(DEADLINE) == 0
+    assert len(curves(peaceful)) == 2 + 1
+    assert start(resume(peaceful, *GROWTH), peaceful).wait(DEADLINE) == 0
+    assert len(curves(peaceful)) == 2 * (2 + 3), Path(f"{peaceful}.out").read_text()
+    hit = storm(tmp_path / "sweep", 20, 20261116, peaceful, STAGED, GROWTH)
     assert hit >= 4, "few kills hit a trial: little was shown"
 
 
@@ -181,6 +208,29 @@ def test_many_more_kills_change_nothing(tmp_path, seed):
     peaceful = tmp_path / "peaceful"
     assert start([*command, "--out", str(peaceful)], peaceful).wait(600) == 0
     assert storm(tmp_path / "sweep", 60, seed, peaceful, command) >= 12
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+def test_many_more_kills_change_nothing_of_a_sweep_that_grows(tmp_path, seed):
+    command = [
+        *COMPARE,
+        "--norm",
+        "layer,batch",
+        "--placement",
+        "pre,post",
+        "--lr",
+        "1e-3,1e-2,3",
+        "--seeds",
+        "3+2",
+        "--steps",
+        "500",
+    ]
+    growth = ("--seeds", "7", "--lr", "+3e-2", "--norm", "+rms")
+    peaceful = tmp_path / "peaceful"
+    assert start([*command, "--out", str(peaceful)], peaceful).wait(600) == 0
+    assert start(resume(peaceful, *growth), peaceful).wait(600) == 0
+    assert storm(tmp_path / "sweep", 60, seed, peaceful, command, growth) >= 12
 
 
 # ---- Ctrl-C, a second sweep, broken files ----------------------------------------------------------------------------

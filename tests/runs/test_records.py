@@ -17,15 +17,15 @@ NEEDED = {TrialResult: {"cell": "a/b"}, Difference: {"mean": 0.5}, Rate: {"lr": 
           Refused: {"axes": {"norm": "a"}, "reason": "no"}, Grid: {"axes": {"lr": [0.1], "seed": [0]}}}  # fmt: skip
 FULL = {
     "schema": "normlab.summary/1", "task": "text", "unit": "nats per byte", "blind": 3.3, "steps": 7, "created": "today",
-    "machine": {"cpu": "some"}, "complete": False, "baseline": "layer/pre", "best": "rms/pre", "margin": 0.02, "target_loss": 2.5,
+    "machine": {"cpu": "some"}, "complete": False, "planned": 9, "looks": [3, 5], "wrong": 0.0875, "baseline": "layer/pre", "best": "rms/pre", "margin": 0.02, "target_loss": 2.5,
     "trials": [{"name": "t", "cell": "layer/pre", "axes": {"norm": "layer", "placement": "pre"}, "lr": 0.1, "seed": 3,
                 "outcome": "trained", "steps": 7, "loss": 2.5, "loss_half_width": 0.1, "accuracy": 0.5, "train_loss": 2.4,
-                "first_loss": 5.0, "curve": [[3, 3.0], [7, 2.5]], "diverged_at": None, "cause": None, "error": None,
+                "first_loss": 5.0, "blind": 3.3, "curve": [[3, 3.0], [7, 2.5]], "diverged_at": None, "cause": None, "error": None,
                 "seconds": 1.5, "overhead_seconds": 0.1, "tokens_per_second": 1e3, "matmul_share": 0.4, "peak_memory": 5,
                 "parameters": 11, "training_seconds": 1.2, "evaluation_seconds": 0.2, "folder": "trials/t"}],
     "cells": [{"cell": "layer/pre", "axes": {"norm": "layer", "placement": "pre"}, "rank": 1,
                "rates": [{"lr": 0.1, "mean": 2.5, "low": 2.4, "high": 2.6, "n": 3, "trained": 3, "untrained": 1, "collapsed": 2,
-                          "diverged": 4, "failed": 5, "lost": 1, "stable": True}],
+                          "diverged": 4, "failed": 5, "lost": 1, "skipped": 2, "stable": True}],
                "best_lr": 0.1, "best_at_edge": "low", "mean": 2.5, "low": 2.4, "high": 2.6, "n": 3, "cross_fitted": 2.51, "largest_stable_lr": 0.1,
                "stable_up_to_edge": True, "divergence_rate": 0.25, "steps_to_target": 6.5, "tokens_per_second": 1e3,
                "peak_memory": 5, "tied_with_best": True,

@@ -11,7 +11,7 @@ keeps the rate from being called stable, since a program may break because its n
 
 from __future__ import annotations
 
-from .judge import answer, read
+from .judge import answer, read, settled
 from .matched import MatchedGap, loss_points, matched_gaps
 
-__all__ = ["MatchedGap", "answer", "loss_points", "matched_gaps", "read"]
+__all__ = ["MatchedGap", "answer", "loss_points", "matched_gaps", "read", "settled"]

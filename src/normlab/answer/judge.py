@@ -11,8 +11,9 @@ from pathlib import Path
 from .. import runs
 from ..errors import unknown
 from ..runs import Cell, Grid, Summary, TrialResult
-from .numbers import cell_of, counted, loss_of, mean_curve, steps_to
+from .numbers import cell_of, loss_of, mean_curve, steps_to
 from .pairs import Pairs
+from .stages import allotted, counted
 from .verdict import verdict
 
 
@@ -30,17 +31,20 @@ def answer(
     by_name = grid.cells()
     if baseline is not None and baseline not in by_name:
         raise ValueError(unknown("cell", baseline, by_name))
-    planned = list(itertools.product(by_name, grid.rates, grid.seeds))
     known = {(t.cell, t.lr, t.seed): t for t in map(counted, trials)}
-    ended = [known[key] for key in planned if key in known]
-    cells, at_best = [], {}
+    ended = [known[key] for key in itertools.product(by_name, grid.rates, grid.seeds) if key in known]
+    cells, at_best, outstanding = [], {}, 0
     for name, axes in by_name.items():
-        cell, at_best[name] = cell_of(name, axes, [t for t in ended if t.cell == name], grid.rates, grid.blind)
+        its = [t for t in ended if t.cell == name]
+        cell, at_best[name] = cell_of(name, axes, its, grid.rates, grid.seeds, grid.first_seeds, grid.blind)
         cells.append(cell)
+        had = {(t.lr, t.seed): t for t in its if t.lr is not None and t.seed is not None}
+        to_have = allotted(grid.rates, grid.seeds, grid.first_seeds, had, grid.blind)
+        outstanding += sum(key not in had for key in to_have.due) + to_have.later
     cells.sort(key=lambda c: math.inf if c.mean is None else c.mean)
 
     able = [c.name for c in cells if c.mean is not None]
-    pairs = Pairs({n: {seed: loss_of(t) for seed, t in at_best[n].items()} for n in able}, margin)
+    pairs = Pairs({n: {seed: loss_of(t) for seed, t in at_best[n].items()} for n in able}, margin, grid.share)
     best = pairs.best(able)
     named = baseline or next((name for name, axes in by_name.items() if axes == grid.baseline), None)
     chosen = named or best or (cells[0].name if cells else None)
@@ -64,7 +68,8 @@ def answer(
 
     found = Summary(
         task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), created=grid.created,
-        machine=grid.machine, complete=len(ended) == len(planned) and all(t.outcome != "failed" for t in ended),
+        machine=grid.machine, complete=not outstanding and all(t.outcome != "failed" for t in ended),
+        planned=len(ended) + outstanding, looks=grid.looks, wrong=grid.wrong,
         baseline=chosen, best=best, margin=margin, target_loss=target_loss, trials=tuple(ended), refused=grid.refused,
         cells=tuple(ranked(rank, cell) for rank, cell in enumerate(cells, start=1)),
     )  # fmt: skip
@@ -76,3 +81,17 @@ def read(
 ) -> Summary:
     """The answer of the sweep in this folder, as far as its trials have come."""
     return answer(*runs.read_trials(folder), baseline=baseline, target_loss=target_loss, margin=margin)
+
+
+def settled(found: Summary, against: str = "best") -> bool:
+    """Is every cell that trained told apart from the best (or from the ``baseline``), or equal to it within the margin?
+
+    Without a mean of the best or the baseline there is nothing that seeds could decide.
+    """
+    if against not in ("best", "baseline"):
+        raise ValueError(f"a question is about the best or the baseline, got {against!r}")
+    reference = found.best if against == "best" else found.baseline
+    able = {c.name: c.behind_best if against == "best" else c.difference for c in found.cells if c.mean is not None}
+    if reference not in able:
+        return True
+    return all(d is not None and (d.decided or d.equal) for name, d in able.items() if name != reference)

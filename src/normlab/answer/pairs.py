@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..intervals import Differences, decided, equivalent
+from ..intervals import LEVEL, Differences, decided, equivalent
 from ..runs import Difference
 
 
 class Pairs:
-    """``values``: {arm: {seed: loss}}."""
+    """``values``: {arm: {seed: loss}}. ``share``: what this look may spend of the error of all looks at the same sweep.
 
-    def __init__(self, values: Mapping[str, Mapping[int, float]], margin: float | None = None) -> None:
-        self.all, self.margin = Differences(values), margin
+    With a share below 1 intervals are wider and p values larger, so that the words (95 %, decided, p below 0.05) hold for all looks together.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Mapping[int, float]], margin: float | None = None, share: float = 1.0
+    ) -> None:
+        self.all, self.margin, self.share = Differences(values, 1 - share * (1 - LEVEL)), margin, share
         self.names = tuple(values)
 
     @property
@@ -29,7 +34,7 @@ class Pairs:
         clear = decided(seen)
         needed = None if clear else self.all.seeds_needed(a, str(b))
         return Difference(
-            **seen._asdict(), decided=clear, equal=self.margin is not None and equivalent(seen, self.margin),
+            **{**seen._asdict(), "p": None if seen.p is None else min(1.0, seen.p / self.share)}, decided=clear, equal=self.margin is not None and equivalent(seen, self.margin),
             seeds_needed=None if needed is None else max(needed.about, seen.n + 1),
             seeds_low=None if needed is None else max(needed.low, seen.n + 1),
             seeds_high=None if needed is None else max(needed.high, seen.n + 1),

@@ -141,7 +141,15 @@ def _depends(answer: Summary, grid: Grid) -> Sentence:
     facts.append(
         (f"rate {low}", f"学习率 {low}") if low == high else (f"rates {low} to {high}", f"学习率 {low} 到 {high}")
     )
-    n = len(grid.seeds)
-    facts.append((f"{n} seed{'s' * (n > 1)}", f"{n} 个种子"))
+    n, first = len(grid.seeds), grid.first_seeds
+    if first is None or first == n or low == high:
+        facts.append((f"{n} seed{'s' * (n > 1)}", f"{n} 个种子"))
+    else:
+        facts.append(
+            (
+                f"{first} seed{'s' * (first > 1)} at every rate, {n} at the best",
+                f"每个学习率 {first} 个种子，最佳者 {n} 个",
+            )
+        )
     en, zh = joined(facts, ", ", "，")
     return f"Holds for {en}", f"适用范围：{zh}"

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..intervals import FEWEST
 from ..runs import OUTCOMES, Difference, Grid, Summary, Verdict, plain, same
-from .numbers import BROKEN
 from .pairs import Pairs
 from .phrases import NAMED, Sentence, joined, listed, seeds_of, signed, size_of
 from .recommendation import recommendation
+from .stages import BROKEN
 
 
 def verdict(answer: Summary, grid: Grid, pairs: Pairs) -> Verdict:
     sentences = [*_of_progress(answer, grid), *recommendation(answer, grid, pairs)]
     sentences += [*_of_axes(answer, grid, pairs), *_of_decided(answer), *_of_open(answer), *_of_equal(answer)]
-    sentences += _of_rates(answer, grid)
+    sentences += [*_of_rates(answer, grid), *_of_looks(answer, grid)]
     if grid.refused:
         en, zh = listed([r.name for r in grid.refused])
         reason = grid.refused[0].reason.rstrip(".")
@@ -25,7 +25,7 @@ def verdict(answer: Summary, grid: Grid, pairs: Pairs) -> Verdict:
 
 
 def _of_progress(answer: Summary, grid: Grid) -> Iterator[Sentence]:
-    ended, planned = answer.trials, grid.planned
+    ended, planned = answer.trials, answer.planned
     counts = {o: sum(t.outcome == o for t in ended) for o in OUTCOMES}
     if not ended:
         yield "No trial has ended: there is nothing to compare", "还没有试验结束：没有可比的结果"
@@ -127,6 +127,21 @@ def _of_rates(answer: Summary, grid: Grid) -> Iterator[Sentence]:
                f"最佳学习率在网格边缘，真正的最佳可能在网格之外（请扩大 --lr）：{zh}")  # fmt: skip
 
 
+def _of_looks(answer: Summary, grid: Grid) -> Iterator[Sentence]:
+    """A sweep that grew after it was looked at has had more than one chance to decide something falsely."""
+    if not answer.looks and not grid.sequential:
+        return
+    wrong, each = f"{100 * (answer.wrong or 0.0):.3g} %", f"{100 * (1 - 0.05 * grid.share):.4g} %"
+    look = len(answer.looks) + 1
+    at = ", ".join(map(str, answer.looks))
+    before = (
+        (f", after {look - 1} with {at} seeds", f"，此前 {look - 1} 次用了 {at} 个种子") if answer.looks else ("", "")
+    )
+    yield (f"Look {look} at this sweep{before[0]}: its intervals are {each} ones, so that all looks together decide something falsely in at "
+           f"most {wrong} of sweeps",
+           f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，使所有各次合起来误判的概率至多 {wrong}")  # fmt: skip
+
+
 def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
     """What one axis does on average over the others, where decided: its values are the arms, in one family for each axis.
 
@@ -153,7 +168,7 @@ def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
             value: {s: statistics.fmean(pairs.all.values[row[value]][s] for row in rows) for s in seeds}
             for value in rows[0]
         }
-        arms, whole = Pairs(means), len(grid.combinations())
+        arms, whole = Pairs(means, share=pairs.share), len(grid.combinations())
         short = (
             (f" (over {len(used)} of {whole} cells)", f"（{whole} 个组合中的 {len(used)} 个）")
             if len(used) < whole

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from .show import OutputFailed, complain, note, say, say_json
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep
 from .answers import add_language, add_margin, language, show_answer
+from .growing import QUESTIONS, TimeSpent, added_values, describe, next_look, seconds_of, seeds_of, stopping_at
 from .options import (
     OPTIONS,
     add_experiment,
@@ -33,13 +35,15 @@ from .progress import progress_of
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
 
 # The default comparison: what the folklore is about, about three minutes on two cores.
-NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", 3, 120
+NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", "3+2", 120
 
 COMPARE = """examples:
   normlab compare                                            the default grid on the text that comes with Python
   normlab compare --norm layer,rms,batch,power --placement pre,post,deepnorm --lr 3e-4,1e-3,3e-3 --seeds 3 --out runs/grid
   normlab compare --steps 100 --task docs --vary num_layers=2,4,8
   normlab compare --resume runs/grid                         go on after an interruption
+  normlab compare --resume runs/grid --seeds 8 --lr +1e-1 --norm +power    let it grow; what is finished stays
+  normlab compare --norm layer,rms --placement pre --until decided --time-limit 20m
   normlab compare --text mybook.txt --set dim=128
   normlab compare --model my.module:make_model --data my.module:make_loader --norm layer,rms --placement pre
   normlab compare --engine ray --address auto                on a Ray cluster
@@ -52,10 +56,18 @@ def add(verb: Verb) -> None:
     )
     compare.formatter_class, compare.epilog = argparse.RawDescriptionHelpFormatter, COMPARE
     grid = compare.add_argument_group("the grid (lists are separated by commas)")
-    grid.add_argument("--norm", help=f"norms from `normlab list` (default {NORMS})")
-    grid.add_argument("--placement", help=f"placements from `normlab list` (default {PLACEMENTS})")
-    grid.add_argument("--lr", help=f"learning rates (default {RATES})")
-    grid.add_argument("--seeds", type=int, help=f"how many, shared by all cells (default {SEEDS})")
+    grid.add_argument("--norm", help=f"norms from `normlab list` (default {NORMS}); with --resume: +NAME adds one")
+    grid.add_argument(
+        "--placement", help=f"placements from `normlab list` (default {PLACEMENTS}); with --resume: +NAME adds one"
+    )
+    grid.add_argument("--lr", help=f"learning rates (default {RATES}); with --resume: +RATE adds one")
+    grid.add_argument(
+        "--seeds",
+        metavar="N|N+M",
+        help=f"3+2: three for every rate, two more for the best rate of each cell; 3: three for every rate, come what may (default {SEEDS}); "
+        "with --resume: how many in all, or +M",
+    )
+    grid.add_argument("--first-seed", type=int, default=0, metavar="SEED", help="the others follow it (default 0)")
     grid.add_argument(
         "--vary",
         action="append",
@@ -74,13 +86,20 @@ def add(verb: Verb) -> None:
     where = compare.add_argument_group("where and how it runs")
     where.add_argument("--out", type=Path, help="folder of the sweep (default runs/compare-DATE-TIME)")
     where.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the sweep in this folder")
+    where.add_argument(
+        "--until",
+        choices=tuple(QUESTIONS),
+        help="add seeds round by round until every cell is told apart from the best (decided) or from the baseline, or equal within --margin; "
+        "needs --time-limit",
+    )
+    where.add_argument("--time-limit", metavar="TIME", help="stop after this long, such as 20m; what runs is saved")
     where.add_argument("--workers", type=int, help="trials at a time (default: one per core and thread)")
     where.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often a trial is saved (default 30)")
     where.add_argument("--trial-timeout", type=float, metavar="SECONDS", help="end a trial that takes longer, as failed (default: none)")  # fmt: skip
     where.add_argument("--trust", action="store_true", help="with --resume: run the code that sweep.json names")
     where.add_argument("--engine", choices=("local", "ray"), default="local", help="(default local)")
     where.add_argument("--address", help="of the Ray cluster: auto, or host:port; without it one is started here")
-    where.add_argument("--dry-run", action="store_true", help="print the plan and stop")
+    where.add_argument("--dry-run", action="store_true", help="print the plan with its cells and stop")
     where.add_argument("--no-report", action="store_true", help="leave report.html out")
     where.add_argument("--json", action="store_true", help="print the summary as JSON; progress goes to standard error")
 
@@ -102,12 +121,10 @@ def _sweep(args: argparse.Namespace) -> Sweep:
     base = Experiment(steps=STEPS).changed(**settings_of(args))
     if base.make_model is None:
         check_model_settings({**{name: [value_of(text)] for name, text in fixed.items()}, **varied})
-    seeds = SEEDS if args.seeds is None else args.seeds
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    seeds, first = seeds_of(SEEDS if args.seeds is None else args.seeds, args.first_seed)
     axes: dict[str, Any] = {
         "norm": names_of(args.norm, NORMS), "placement": names_of(args.placement, PLACEMENTS), **varied,
-        LR: rates_of(RATES if args.lr is None else args.lr), SEED: list(range(seeds)),
+        LR: rates_of(RATES if args.lr is None else args.lr), SEED: seeds,
     }  # fmt: skip
     if base.make_model is not None:
         axes = _axes_of_own(base.make_model, axes, args)
@@ -118,7 +135,8 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         if args.baseline not in named:
             raise ValueError(f"--baseline {args.baseline!r} is none of the cells: {', '.join(named)}")
         baseline = named[args.baseline]
-    return Sweep(base=base, axes=axes, baseline=baseline)
+    sequential = args.until is not None
+    return Sweep(base=base, axes=axes, baseline=baseline, first_seeds=first, sequential=sequential)
 
 
 def _axes_of_own(make_model: str, axes: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -159,6 +177,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     from ..errors import require
     from ..lab import Sweep, checked
     from ..lab.checkpoint import NEEDS
+    from ..lab.growth import grown
     from ..lab.sweep import check_folder
     from ..report import html
     from ..runs import SWEEP
@@ -178,14 +197,22 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         raise ValueError("--trial-timeout belongs to --engine local; Ray has its own limits")
     if args.address and args.engine != "ray":
         raise ValueError("--address belongs to --engine ray")
+    if args.time_limit is not None:
+        seconds_of(args.time_limit)
+    elif args.until is not None:
+        raise ValueError("--until needs --time-limit, such as 20m: some questions are never decided")
     if args.resume is not None:
-        unused = [f"--{n}" for n in ("norm", "placement", "lr", "seeds", "vary", "baseline", "task", "steps", "text", "set",
-                                     "out") if getattr(args, n) not in (None, [])]  # fmt: skip
+        unused = [
+            f"--{n}" for n in ("baseline", "task", "steps", "text", "set", "out") if getattr(args, n) not in (None, [])
+        ]
+        unused += ["--first-seed"] if args.first_seed else []
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
         folder, sweep = args.resume, Sweep.read(args.resume)
         file = folder / SWEEP.file
         check_trust(args, _unnamed(args, sweep, file), file)
+        if more := added_values(args, sweep):
+            checked(grown(sweep, more, looked=False))  # a mistake is found before anything is written
     else:
         folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
         check_folder(sweep, folder)
@@ -208,26 +235,43 @@ def cores() -> int:
 
 
 def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int) -> int:
+    from .. import answer
     from ..lab import FolderInUse, StorageFailed, plan, run
     from ..lab.folders import sole_writer, storage_failed
+    from ..lab.growth import extended
     from ..lab.pool import WorkerFailed
     from ..runs import holds_sweep
 
     tell = note if args.json else say
     go_on = f"normlab compare --resume {folder} {code_options(sweep.code())}".rstrip()
+    go_on += f" --until {args.until} --time-limit {args.time_limit}" if args.until is not None else ""
+    more = {} if args.resume is None else added_values(args, sweep)
     if args.dry_run:
-        tell(str(plan(sweep, folder, workers, write=False)))
+        larger = extended(folder, more, write=False) if more else sweep
+        planned = plan(larger, folder, workers, write=False)
+        tell(f"{planned}\n{describe(planned)}")
         return 0
+    began = time.monotonic()
+    deadline = None if args.time_limit is None else began + seconds_of(args.time_limit)
     try:
         with ended_by_sigterm():
             with sole_writer(folder):
                 pass  # refused here, before anything is measured
-            planned = plan(sweep, folder, workers)
-            tell(str(planned))
-            tell(f"folder: {folder}")
-            engine = _engine(args, planned)
-            with progress_of(planned, tell) as progress:
-                run(planned, engine, progress)
+            grows: Sweep | None = extended(folder, more) if more else sweep
+            while grows is not None:
+                sweep = grows
+                planned = plan(sweep, folder, workers)
+                tell(str(planned))
+                tell(f"folder: {folder}")
+                engine = _engine(args, planned)
+                with progress_of(planned, tell) as progress:
+                    run(planned, engine, stopping_at(deadline, progress))
+                grows = None
+                if args.until is not None and deadline is not None:
+                    found, left = answer.read(folder, margin=args.margin), deadline - time.monotonic()
+                    grows = next_look(folder, sweep, found, args.until, left, workers, tell)
+    except TimeSpent:
+        note(f"--time-limit {args.time_limit} is over. {_saved(folder, sweep)} Go on with: {go_on}")
     except (FolderInUse, ImportError) as error:
         complain("compare", error)
         return 1
@@ -256,21 +300,23 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
         note("")
         complain("compare", f"stopped. {_saved(folder, sweep)} Go on with: {go_on}")
         return SIGTERM_CODE if isinstance(error, Terminated) else 130
-    return _conclude(args, folder, sweep, go_on)
+    return _conclude(args, folder, go_on)
 
 
 def _saved(folder: Path, sweep: Sweep) -> str:
     """What a sweep that was stopped has, in words."""
     from ..lab.checkpoint import FILE
-    from ..lab.sweep import finished
+    from ..lab.sweep import Agenda, finished
     from ..runs import trial_folder
 
     done, missing = finished(folder, sweep.trials())
+    agenda = Agenda(sweep, done)
     begun = sum((trial_folder(folder, trial.name) / FILE).is_file() for trial in missing)
-    return f"{len(done)} of {len(done) + len(missing)} trials are finished, {begun} more are saved part-way."
+    of = f"{'at most ' * (agenda.later > 0)}{len(done) + len(agenda.queue) + agenda.later}"
+    return f"{len(done)} of {of} trials are finished, {begun} more are saved part-way."
 
 
-def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) -> int:
+def _conclude(args: argparse.Namespace, folder: Path, go_on: str) -> int:
     """Show the answer, then write it: a disk without room for the page takes nothing from what is known."""
     from .. import answer, runs
     from ..errors import RunUnreadable
@@ -290,7 +336,7 @@ def _conclude(args: argparse.Namespace, folder: Path, sweep: Sweep, go_on: str) 
         note(f"failed: {trial.name}: {' '.join(str(trial.error).split())} (traceback in {where})")
     if len(broken) > 5:
         note(f"... and {len(broken) - 5} more")
-    missing = len(sweep.trials()) - len(found.trials)
+    missing = found.planned - len(found.trials)
     if missing:
         note(f"{missing} trials have no result; try again: {go_on}")
     try:

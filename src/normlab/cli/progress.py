@@ -18,7 +18,7 @@ class Lines:
 
     def __init__(self, planned: Plan, tell: Callable[[str], None]) -> None:
         self.planned, self.tell = planned, tell
-        self.total, self.ended = len(planned.missing), 0
+        self.total, self.ended = len(planned.missing) + planned.later, 0
         self.seconds: list[float] = []  # of the trials that ended with a result
         self.shares: dict[str, float] = {}  # how far the running ones are
 
@@ -48,6 +48,8 @@ class Lines:
             self.shares.pop(trial.name, None)
         if message.result is not None:
             self.ended += 1
+            if message.left is not None:  # fewer than planned, where rates turned out hopeless
+                self.total = self.ended + message.left
             if message.result.seconds is not None:
                 self.seconds.append(message.result.seconds)
 
@@ -92,7 +94,7 @@ class Bars(Lines):
             if message.result is None or message.result.outcome != "trained":
                 text = f"{trial.name}: {message.reason if message.result is None else ending(message.result)}"
                 self.progress.console.print(visible(text), highlight=False, markup=False)
-        self.progress.update(self.whole, completed=self.ended, note=self.note())
+        self.progress.update(self.whole, total=self.total, completed=self.ended, note=self.note())
 
 
 def progress_of(planned: Plan, tell: Callable[[str], None]) -> Lines:

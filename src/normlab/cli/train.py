@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from ..lab.checkpoint import FILE as CHECKPOINT
     from ..lab.checkpoint import NEEDS
     from ..lab.experiment import CODE
+    from ..lab.sweep import check_buildable
     from ..lab.train import process_group, train, under_torchrun
     from ..machine import keep_freed_memory
 
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         base = Experiment() if args.file is None else Experiment.read(args.file)
         chosen = {n: v for n in ("norm", "placement", "lr", "seed") if (v := getattr(args, n)) is not None}
         if base.make_model is None and args.model is None:
-            check_model_settings({name: [value_of(text)] for name, text in named_values(args.set, "--set").items()})
+            given_here = {name: [value_of(text)] for name, text in named_values(args.set, "--set").items()}
+            check_model_settings({**{name: [value] for name, value in base.model.items()}, **given_here})
         given = settings_of(args)
         experiment = base.changed(**{**given, **chosen})
         if args.show:
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
             args, {n: {v} for n in CODE if (v := getattr(experiment, n)) is not None and n not in given}, args.file
         )
         require("normlab train", "lab", *NEEDS)
+        check_buildable(experiment)  # a misspelt name leaves no folder behind
         keep_freed_memory()
         with process_group() as rank, ended_by_sigterm(ask):
             last = time.monotonic()

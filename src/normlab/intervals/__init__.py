@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .simultaneous import FEWEST, MOST_SEEDS, Difference, Differences, Seeds, decided, equivalent
+from .simultaneous import FEWEST, LEVEL, MOST_SEEDS, Difference, Differences, Seeds, decided, equivalent
 from .student import mean_interval, t_cdf, t_quantile, t_tail
 from .studentized_range import range_quantile, range_tail
 
 __all__ = [
     "FEWEST",
+    "LEVEL",
     "MOST_SEEDS",
     "Difference",
     "Differences",

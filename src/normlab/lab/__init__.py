@@ -2,8 +2,8 @@
 
 experiment    what one trial is, as data          tasks      what it learns
 train         one experiment -> one run           checkpoint its state on disk
-sweep         grid x seeds -> trials, plan        work       what a step costs here
-pool, cluster who runs them
+sweep         grid x seeds -> trials, plan        growth     a sweep that grows
+pool, cluster who runs them                       work       what a step costs here
 asked         assays between steps                scaling    of features, outside of networks
 """
 

@@ -59,8 +59,8 @@ class Cluster:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
 
-    def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
-        """Until every trial has ended or an exception (Ctrl-C among them) ends the sweep; what is finished stays."""
+    def run(self, folder: Path, trials: Sequence[Trial] | deque[Trial], notify: Notify) -> None:
+        """Until every trial, those added to a deque meanwhile among them, has ended, or an exception (Ctrl-C among them) ends the sweep; what is finished stays."""
         ray, threads = _ray(self.address), max((t.experiment.threads for t in trials), default=1)
         connected = ray.is_initialized()  # by the caller, who also ends it
         try:
@@ -78,8 +78,8 @@ class Cluster:
             if not connected:
                 ray.shutdown()
 
-    def _run(self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
-        waiting, losses = deque(trials), Counter[str]()
+    def _run(self, ray: Any, stays: bool, folder: Path, trials: Sequence[Trial] | deque[Trial], notify: Notify) -> None:
+        waiting, losses = trials if isinstance(trials, deque) else deque(trials), Counter[str]()
         running: dict[Any, Trial] = {}
         stored: dict[tuple[Any, ...], Any] = {}  # in Ray's object store, once for all trials that need the same
         # a machine's rate is known where it was measured

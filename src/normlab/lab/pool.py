@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,13 +84,13 @@ class Pool:
     trial_timeout: float | None = None  # seconds; a trial that takes longer is ended and has failed
     false_starts: int = field(default=0, init=False)
 
-    def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None:
-        """Until every trial has ended or a storage error or an exception of ``notify`` (Ctrl-C among them) ends the sweep."""
+    def run(self, folder: Path, trials: Sequence[Trial] | deque[Trial], notify: Notify) -> None:
+        """Until every trial, those added to a deque meanwhile among them, has ended, or a storage error or an exception of ``notify`` (Ctrl-C among them) ends the sweep."""
         if any(t.experiment.precision == "bfloat16" for t in trials):
             from .. import machine
 
             os.environ.update(machine.sixteen_bit()[1])  # workers read it once, before their first product
-        waiting, deaths = deque(trials), dict.fromkeys((t.name for t in trials), 0)
+        waiting, deaths = trials if isinstance(trials, deque) else deque(trials), Counter[str]()
         processes: list[_Worker] = []
         with selectors.DefaultSelector() as selector:
             try:
@@ -160,7 +160,7 @@ class Pool:
             notify("step", trial, Message(step=message["step"], loss=message["loss"]))
 
     def _requeue(
-        self, worker: _Worker, folder: Path, waiting: deque[Trial], deaths: dict[str, int], notify: Notify
+        self, worker: _Worker, folder: Path, waiting: deque[Trial], deaths: Counter[str], notify: Notify
     ) -> None:
         """A worker is gone: its trial goes back to the head of the queue, or ends as failed."""
         self._shut_down([worker])

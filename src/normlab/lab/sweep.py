@@ -1,9 +1,8 @@
-"""A comparison: every norm, placement and whatever else is varied, at every learning rate, with every seed.
+"""A comparison: every norm, placement and whatever else is varied, at several learning rates, with several seeds.
 
-The grid is complete and balanced, and all cells share seeds and data order, so that differences are paired. A trial's folder is
-its only record: what is finished is what the folders say, and resuming is planning again and leaving those out.
-
-What lies where in the folder is known to :mod:`normlab.runs`.
+All cells share seeds and data order, so that differences are paired. Which trials a cell gets is known to :mod:`normlab.answer.stages`: every
+rate the first seeds, the best one the further ones. A trial's folder is its only record: what is finished is what the folders say, and
+resuming is planning again and leaving those out. What lies where in the folder is known to :mod:`normlab.runs`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ import itertools
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
+from ..answer.stages import allotted, counted
 from ..errors import RunUnreadable, require, unknown
 from ..runs import (
     INFO,
@@ -72,6 +73,11 @@ class Sweep:
     axes: Mapping[str, Sequence[Any]]
     baseline: Axes | None = None  # the cell others are compared with; None: the first
     refused: Sequence[Refused] = ()  # cells that cannot be built
+    first_seeds: int | None = (
+        None  # how many of the seeds every rate gets, the best rate all of them; None: a complete grid
+    )
+    looks: Sequence[int] = ()  # seeds in all when it was answered before and then grew
+    sequential: bool = False  # begun as a series of looks
 
     def __post_init__(self) -> None:
         for name, values in self.axes.items():
@@ -95,6 +101,8 @@ class Sweep:
             known = "; ".join(cell_name(cell) for cell in self.cells())
             raise ValueError(f"the baseline {dict(self.baseline)} is none of the cells: {known}")
 
+        self.grid()  # which checks the rest
+
     def cells(self) -> list[dict[str, Any]]:
         """Refused ones included."""
         names = outer(self.axes)
@@ -102,8 +110,8 @@ class Sweep:
         return [dict(zip(names, chosen, strict=True)) for chosen in values]
 
     def trials(self) -> list[Trial]:
-        """Seeds outermost: a sweep cut short leaves whole grids."""
-        inner = {name: self.axes.get(name, [getattr(self.base, name)]) for name in WITHIN_CELLS}
+        """All that there may be. Seeds outermost: a sweep cut short leaves whole grids."""
+        inner = {name: self.within(name) for name in WITHIN_CELLS}
         shut = {same(r.axes) for r in self.refused}
         found = []
         for seed, axes, lr in itertools.product(inner[SEED], self.cells(), inner[LR]):
@@ -115,6 +123,10 @@ class Sweep:
             found.append(Trial(name, cell_name(axes), axes, experiment))
         return found
 
+    def within(self, name: str) -> Sequence[Any]:
+        """The rates or the seeds."""
+        return self.axes.get(name, [getattr(self.base, name)])
+
     def code(self) -> dict[str, set[str]]:
         """{field: the MODULE:NAME that trials would load and call}."""
         found = {name: {getattr(self.base, name), *self.axes.get(name, ())} - {None} for name in CODE}
@@ -123,7 +135,8 @@ class Sweep:
     def grid(self) -> Grid:
         """As sweep.json holds it."""
         baseline = self.baseline or self.cells()[0]
-        return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused))
+        return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused),
+                    first_seeds=self.first_seeds, looks=tuple(self.looks), sequential=self.sequential)  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.grid().to_dict()))  # as it will be read again: a pair is a list
@@ -133,7 +146,8 @@ class Sweep:
         found = read_grid(folder)
         try:
             base = Experiment.from_dict(found.base)
-            return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused)
+            return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused,
+                       first_seeds=found.first_seeds, looks=found.looks, sequential=found.sequential)  # fmt: skip
         except (TypeError, ValueError) as error:
             raise RunUnreadable(
                 f"{Path(folder) / SWEEP.file} does not describe a sweep: {type(error).__name__}: {error}"
@@ -150,20 +164,34 @@ def _folder_name(name: str) -> str:
     )
 
 
-def checked(sweep: Sweep) -> Sweep:
-    """With the cells that cannot be built marked as refused; raises if none can."""
+def _check_names(norms: Sequence[str], placements: Sequence[str]) -> None:
+    """A name that does not exist is a mistake, and not a combination that cannot be built."""
     from ..norms import NORMS
     from ..placements import PLACEMENTS
+
+    for kind, names, known in (("norm", norms, NORMS), ("placement", placements, PLACEMENTS)):
+        for name in names:
+            if name not in known:
+                raise ValueError(unknown(kind, name, known))
+
+
+def check_buildable(experiment: Experiment) -> None:
+    """Raises if its names do not exist or its model cannot be built; a model of the user's is not tried."""
+    from .parts import model_config, task_of
+
+    if experiment.make_model is None:
+        _check_names([experiment.norm], [experiment.placement])
+        model_config(experiment, task_of(experiment))
+
+
+def checked(sweep: Sweep) -> Sweep:
+    """With the cells that cannot be built marked as refused; raises if none can."""
     from .parts import model_config, task_of
 
     task = task_of(sweep.base)
     refused = []
     if sweep.base.make_model is None:
-        # A name that does not exist is a mistake, and not a combination that cannot be built.
-        for axis, known in (("norm", NORMS), ("placement", PLACEMENTS)):
-            for name in sweep.axes.get(axis, [getattr(sweep.base, axis)]):
-                if name not in known:
-                    raise ValueError(unknown(axis, name, known))
+        _check_names(*(sweep.axes.get(axis, [getattr(sweep.base, axis)]) for axis in ("norm", "placement")))
         for axes in sweep.cells():
             try:
                 model_config(sweep.base.changed(**axes), task)
@@ -175,7 +203,7 @@ def checked(sweep: Sweep) -> Sweep:
     shut = [r.axes for r in refused]
     if baseline in shut:
         baseline = next(cell for cell in sweep.cells() if cell not in shut)
-    return Sweep(base=sweep.base, axes=sweep.axes, baseline=baseline, refused=refused)
+    return replace(sweep, baseline=baseline, refused=refused)
 
 
 def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Result], list[Trial]]:
@@ -191,6 +219,47 @@ def finished(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Result], 
     return results, missing
 
 
+class Agenda:
+    """What is to run, as trials end: one queue, to which what has become due is added at its end."""
+
+    def __init__(self, sweep: Sweep, ended: Mapping[str, Result]) -> None:
+        self.sweep = sweep
+        self.queue: deque[Trial] = deque()
+        self._ended: dict[str, dict[tuple[float, int], Result]] = {}
+        self._trials: dict[str, dict[tuple[float, int], Trial]] = {}
+        self._later: dict[str, int] = {}
+        self._handed: set[str] = set()
+        every = sweep.trials()
+        for trial in every:
+            key = trial.experiment.lr, trial.experiment.seed
+            self._trials.setdefault(trial.cell, {})[key] = trial
+            if trial.name in ended:
+                self._ended.setdefault(trial.cell, {})[key] = counted(ended[trial.name])
+        due = {trial.name for cell in self._trials for trial in self._due(cell)}
+        self._add([trial for trial in every if trial.name in due])
+
+    @property
+    def later(self) -> int:
+        """How many trials may still become due, at most."""
+        return sum(self._later.values())
+
+    def end(self, trial: Trial, result: Result) -> list[Trial]:
+        """One has ended. What is due because of it, which has been added to the queue."""
+        self._ended.setdefault(trial.cell, {})[trial.experiment.lr, trial.experiment.seed] = counted(result)
+        return [] if self.sweep.first_seeds is None else self._add(self._due(trial.cell))
+
+    def _due(self, cell: str) -> list[Trial]:
+        had, trials = self._ended.get(cell, {}), self._trials[cell]
+        found = allotted(sorted(self.sweep.within(LR)), self.sweep.within(SEED), self.sweep.first_seeds, had)
+        self._later[cell] = found.later
+        return [trials[key] for key in found.due if key not in had and trials[key].name not in self._handed]
+
+    def _add(self, trials: list[Trial]) -> list[Trial]:
+        self._handed.update(trial.name for trial in trials)
+        self.queue.extend(trials)
+        return trials
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """What an engine tells about a trial, by its kind: started; step (with its loss); quiet, lost (why); ended (result)."""
@@ -199,15 +268,16 @@ class Message:
     loss: float | None = None
     reason: str | None = None
     result: Result | None = None
+    left: int | None = None  # trials that have not ended, at most; known when one has
 
 
 Notify = Callable[[str, Trial, Message], None]  # (kind, trial, message)
 
 
 class Engine(Protocol):
-    """What runs trials: the local pool, or a cluster."""
+    """What runs trials: the local pool, or a cluster. A deque is taken from as it is, and grows while it is: ends make others due."""
 
-    def run(self, folder: Path, trials: Sequence[Trial], notify: Notify) -> None: ...
+    def run(self, folder: Path, trials: deque[Trial], notify: Notify) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -222,12 +292,19 @@ class Plan:
     seconds: float | None = None  # estimate for what is missing
     work: Mapping[str, Work] = field(default_factory=dict)  # of the cells that were tried
     unknown: str | None = None  # why there is no estimate, if one was tried
+    later: int = 0  # trials that will follow from what the missing ones show, at most
 
     def __str__(self) -> str:
         cells = len(self.sweep.cells()) - len(self.sweep.refused)
-        inner = " x ".join(f"{len(self.sweep.axes.get(n, [0]))} {w}" for n, w in ((LR, "rates"), (SEED, "seeds")))
-        lines = [f"{cells} cells x {inner} = {len(self.done) + len(self.missing)} trials of {self.sweep.base.steps} steps, "
+        seeds, first = len(self.sweep.within(SEED)), self.sweep.first_seeds
+        count = f"{seeds} seeds" if first is None else f"{first}+{seeds - first} seeds"
+        total = f"{'at most ' * (self.later > 0)}{len(self.done) + len(self.missing) + self.later}"
+        lines = [f"{cells} cells x {len(self.sweep.within(LR))} rates x {count} = {total} trials of {self.sweep.base.steps} steps, "
                  f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
+        if first is not None and seeds > first:
+            lines.append(
+                f"{first} seeds at every rate that its first does not show to be hopeless, {seeds} at the best rate of each cell"
+            )
         if self.done:
             lines.append(f"{len(self.done)} are finished and stay as they are")
         lines += [f"refused: {r.name}: {r.reason}" for r in self.sweep.refused]
@@ -262,20 +339,23 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
     ``write=False`` leaves the disk as it is.
     """
     folder = Path(folder)
-    check_folder(sweep, folder)
-    if write and not holds_sweep(folder):
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
-    done, missing = finished(folder, sweep.trials())
+    if write:
+        check_folder(sweep, folder)
+        if not holds_sweep(folder):
+            created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
+    done, _ = finished(folder, sweep.trials())
+    agenda = Agenda(sweep, done)
+    missing = list(agenda.queue)
     work: dict[str, Work] = {}
     seconds, unknown = None, None
     if estimate and missing and sweep.base.make_model is None:
         try:
             work = measure(missing)
-            seconds = estimated(missing, work, workers)
+            seconds = estimated(missing, work, workers, agenda.later)
         except Exception as error:  # the trial itself will fail with it, and its traceback is kept
             unknown = f"{type(error).__name__}: {error}"
-    return Plan(sweep, folder, done, missing, workers, seconds, work, unknown)
+    return Plan(sweep, folder, done, missing, workers, seconds, work, unknown, agenda.later)
 
 
 def run(plan: Plan, engine: Engine, notify: Notify) -> None:
@@ -285,11 +365,24 @@ def run(plan: Plan, engine: Engine, notify: Notify) -> None:
     require("training", "lab", *NEEDS)  # here too: in a worker it would be a result, trial by trial
     with sole_writer(plan.folder):
         # Between planning and here another sweep may have finished some of it.
-        _, missing = finished(plan.folder, plan.missing)
-        for trial in missing:
+        since, _ = finished(plan.folder, [t for t in plan.sweep.trials() if t.name not in plan.done])
+        agenda = Agenda(plan.sweep, {**plan.done, **since})
+        open_ = {trial.name for trial in agenda.queue}
+        for trial in agenda.queue:
             _put_aside_unreadable(trial_folder(plan.folder, trial.name))
-        if missing:
-            engine.run(plan.folder, missing, notify)
+
+        def hear(kind: str, trial: Trial, message: Message) -> None:
+            if message.result is not None:
+                kept, _ = finished(plan.folder, [trial])  # as resuming would find it; a failure is found nowhere
+                open_.discard(trial.name)
+                for new in agenda.end(trial, kept.get(trial.name, message.result)):
+                    _put_aside_unreadable(trial_folder(plan.folder, new.name))
+                    open_.add(new.name)
+                message = replace(message, left=len(open_) + agenda.later)
+            notify(kind, trial, message)
+
+        if agenda.queue:
+            engine.run(plan.folder, agenda.queue, hear)
 
 
 def _put_aside_unreadable(at: Path) -> None:

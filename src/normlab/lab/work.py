@@ -78,8 +78,8 @@ def _try(experiment: Experiment) -> Work:
     )
 
 
-def estimated(trials: Sequence[Trial], work: Mapping[str, Work], workers: int) -> float:
-    """Seconds for these trials side by side; cells that were not measured are taken for the mean of those that were."""
+def estimated(trials: Sequence[Trial], work: Mapping[str, Work], workers: int, later: int = 0) -> float:
+    """Seconds for these trials side by side, and for so many like them that follow ``later``; cells that were not measured are taken for the mean of those that were."""
     step, evaluation = (
         statistics.fmean(getattr(w, name) for w in work.values()) for name in ("step_seconds", "evaluation_seconds")
     )
@@ -89,4 +89,5 @@ def estimated(trials: Sequence[Trial], work: Mapping[str, Work], workers: int) -
         cost, e = work.get(trial.cell, usual), trial.experiment
         total += e.steps * cost.step_seconds + min(e.evaluations, e.steps) * cost.evaluation_seconds
     # Watching, saving and side by side running cost about a fifth; then there is the start of the workers.
-    return START_SECONDS + 1.2 * total / max(1, min(workers, len(trials)))
+    total *= 1 + later / len(trials)
+    return START_SECONDS + 1.2 * total / max(1, min(workers, len(trials) + later))

@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from .. import answer
 from ..diagnosis import FEW, diagnose
 from ..errors import RunUnreadable
 from ..runs import (
@@ -26,11 +27,13 @@ from ..runs import (
     Result,
     Run,
     Series,
+    Summary,
     TrialResult,
     holds_summary,
     holds_sweep,
     read_grid,
     read_summary,
+    read_trials,
     trial_folder,
 )
 
@@ -48,12 +51,10 @@ Data = dict[str, Any]
 def view(folder: str | Path) -> Data:
     """What there is to show in this folder: a sweep (summary.json) or a single run (run.json)."""
     folder = Path(folder)
-    if holds_summary(folder):
+    if holds_summary(folder) or holds_sweep(folder):
         return _of_sweep(folder)
     if (folder / INFO).exists():
         return _of_run(folder)
-    if holds_sweep(folder):
-        raise RunUnreadable(f"{folder} holds a sweep without {SUMMARY.file}: it is written when trials have ended")
     raise RunUnreadable(
         f"{folder} holds nothing to report: neither {SUMMARY.file} (a sweep) nor {INFO} (a run) is in it"
     )
@@ -63,8 +64,7 @@ def view(folder: str | Path) -> Data:
 
 
 def _of_sweep(folder: Path) -> Data:
-    summary = read_summary(folder)
-    grid = read_grid(folder) if holds_sweep(folder) else None
+    summary, grid = _summary(folder), read_grid(folder) if holds_sweep(folder) else None
     trials, baseline = summary.trials, summary.baseline
     cells = sorted(summary.cells, key=lambda c: c.rank or math.inf)
     best = summary.best or next(
@@ -81,7 +81,7 @@ def _of_sweep(folder: Path) -> Data:
     return {
         "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
-        "planned": None if grid is None else grid.planned, "failed": sum(t.outcome == "failed" for t in trials),
+        "planned": summary.planned or (None if grid is None else grid.planned), "failed": sum(t.outcome == "failed" for t in trials),
         "verdict": summary.verdict.to_dict(),
         "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
@@ -98,6 +98,16 @@ def _of_sweep(folder: Path) -> Data:
             **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), grid and grid.base),
         },
     }  # fmt: skip
+
+
+def _summary(folder: Path) -> Summary:
+    """The answer that was written; one made now where there is none yet, or more trials have ended since."""
+    written = read_summary(folder) if holds_summary(folder) else Summary()
+    if holds_sweep(folder):
+        grid, trials = read_trials(folder)
+        if len(trials) > len(written.trials) or not holds_summary(folder):
+            return answer.answer(grid, trials, margin=written.margin)
+    return written
 
 
 def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None) -> Data:
@@ -120,7 +130,9 @@ def _map(cells: Sequence[Cell], blind: float | None) -> Data:
     means = [s["mean"] for row in rows for s in row["squares"] if s and s["mean"] is not None]
     low, high = min(means, default=0.0), max(means, default=0.0)
     cut = blind is not None and low < blind < high
-    return {"rates": rates, "rows": rows, "low": low if means else None, "high": blind if cut else high, "cut": cut}
+    tried = {r.count("trained", *WRONG) for c in cells for r in c.rates}
+    return {"rates": rates, "rows": rows, "low": low if means else None, "high": blind if cut else high, "cut": cut,
+            "uneven": len(tried) > 1}  # fmt: skip
 
 
 def _failures(trials: Iterable[TrialResult]) -> list[Data]:

@@ -88,8 +88,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "map": ("Stability map", "稳定性图"),
     "map_read": (
         "Mean held-out loss ({unit}) of the seeds that ended, by learning rate; the best rate of each cell is outlined. "
-        "Words count seeds that did not train.",
-        "各学习率下，已结束的种子的平均留出损失（{unit}）；每个组合的最佳学习率加框。文字是没有训练成功的种子数。",
+        "Words count seeds that did not train, and say how many a square rests on where that differs: a rate whose first seed was hopeless got no other.",
+        "各学习率下，已结束的种子的平均留出损失（{unit}）；每个组合的最佳学习率加框。文字是没有训练成功的种子数；各格种子数不同时，也写明用了几个："
+        "第一个种子就没有希望的学习率，不再跑别的种子。",
     ),
     "rate": ("learning rate", "学习率"),
     "diverged_of": ("{k} of {n} diverged", "{n} 个中 {k} 个发散"),
@@ -97,6 +98,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "untrained_of": ("{k} of {n} untrained", "{n} 个中 {k} 个训练不足"),
     "failed_of": ("{k} of {n} failed", "{n} 个中 {k} 个出错"),
     "lost_of": ("{k} of {n} lost half the gain", "{n} 个中 {k} 个降幅不到一半"),
+    "rests_on": ("seeds: {n}", "种子：{n}"),
     "not_run": ("not run", "未运行"),
     # figures
     "curves": ("Loss curves", "损失曲线"),

@@ -107,6 +107,7 @@ class Result(Record):
     accuracy: Figure = None
     train_loss: Figure = None  # mean over the last tenth of the steps
     first_loss: Figure = None
+    blind: Figure = None  # held-out loss of the best predictor that never sees its input; read from the run's task
     curve: Annotated[tuple[tuple[float, float], ...], _curve] = ()  # (step, held-out loss)
     diverged_at: Figure = None  # step
     cause: Text = None  # of an outcome other than trained
@@ -181,6 +182,7 @@ class Rate(Record):
     diverged: Count = 0
     failed: Count = 0
     lost: Count = 0  # ended with less than half of the best rate's gain, at a higher rate; some of those that trained
+    skipped: Count = 0  # seeds it was not given, since its first was hopeless
     stable: Flag = False
 
     def count(self, *outcomes: str) -> int:
@@ -249,6 +251,9 @@ class Summary(Record):
     created: Text = None
     machine: Annotated[Any, anything] = None
     complete: Flag = True
+    planned: Count = 0  # trials, ended or not; at most, where rates may still turn out hopeless
+    looks: Annotated[tuple[int, ...], tuple_of(whole)] = ()  # at earlier answers: seeds in all
+    wrong: Figure = None  # in how many sweeps, at most, any of all looks decides something falsely
     baseline: Text = None  # a cell's name
     best: Text = None  # another's, or the same
     margin: Figure = None  # differences within it count as none

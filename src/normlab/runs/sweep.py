@@ -29,6 +29,7 @@ from .records import (
     Cell,
     Difference,
     Figure,
+    Flag,
     Record,
     Refused,
     Result,
@@ -41,6 +42,7 @@ from .run import INFO, Run
 from .shapes import Kind, anything, each, list_of, maybe, number, read, record, table_of, text, whole
 
 TRIALS, TRIALS_TABLE, CELLS_TABLE = "trials", "trials.csv", "cells.csv"
+ONE_LOOK = 0.05  # the error of a sweep that is looked at once
 MOST_TRIALS = 100_000  # of a sweep; planning them takes seconds, and two axes of a hostile file could ask for 10^12
 
 
@@ -71,6 +73,11 @@ class Grid(Record):
     axes: Annotated[Mapping[str, Sequence[Any]], _values_of_axes]
     baseline: Annotated[Axes | None, table_of(anything)] = None  # the cell that others are compared with
     refused: Annotated[tuple[Refused, ...], tuple_of(Refused.from_dict)] = ()
+    first_seeds: Annotated[int | None, whole] = (
+        None  # how many every rate gets; the others the best rate; None: a complete grid
+    )
+    looks: Annotated[tuple[int, ...], tuple_of(whole)] = ()  # seeds in all when it was answered before and then grew
+    sequential: Flag = False  # begun as a series of looks: already the first spends only its share
     task: Text = None
     unit: Text = None
     blind: Figure = None
@@ -82,12 +89,14 @@ class Grid(Record):
         for name in WITHIN_CELLS:
             if not self.axes.get(name) and self.base.get(name) is None:
                 raise ValueError(f"a sweep needs {name}, as an axis or in its base")
+        if self.first_seeds is not None and not 1 <= self.first_seeds <= len(self.seeds):
+            raise ValueError(f"first_seeds must be 1 to {len(self.seeds)}, the number of seeds, got {self.first_seeds}")
 
     def to_dict(self) -> dict[str, Any]:
         """What is not known is left out: a plan knows neither unit nor machine."""
         found = super().to_dict()
         known = ("schema", "base", "axes", "baseline", "refused")
-        return {key: value for key, value in found.items() if key in known or value is not None}
+        return {key: value for key, value in found.items() if key in known or value not in (None, [], False)}
 
     @property
     def rates(self) -> list[float]:
@@ -113,8 +122,19 @@ class Grid(Record):
 
     @property
     def planned(self) -> int:
-        """How many trials."""
+        """How many trials a complete grid has."""
         return (len(self.combinations()) - len(self.refused)) * len(self._within(LR)) * len(self._within(SEED))
+
+    @property
+    def share(self) -> float:
+        """Of the error of a single look: this one's. Each spends half of what the one before it did."""
+        return 0.5 ** (len(self.looks) + self.sequential)
+
+    @property
+    def wrong(self) -> float:
+        """In what share of sweeps, at most, any look so far decides something falsely: the sum of what they spent."""
+        spent = (0.5 ** (look + self.sequential) for look in range(len(self.looks) + 1))
+        return ONE_LOOK * sum(spent)
 
 
 SWEEP = Kind("sweep", "sweep.json", Grid.SCHEMA, Grid.from_dict, 64 * 2**20)
@@ -140,6 +160,10 @@ def trial_folder(folder: Path, name: str) -> Path:
     return folder / TRIALS / name
 
 
+def _task_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    return info["task"] if isinstance(info.get("task"), dict) else {}
+
+
 def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, Any]]:
     """(what the trial in this folder gave, its run.json). ``names``: the axes that name cells."""
     info = Run(at).info
@@ -150,6 +174,8 @@ def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, A
     if lacking := [name for name in (*names, *WITHIN_CELLS) if name not in settings]:
         raise RunUnreadable(f"{at / INFO}: experiment.{lacking[0]} is missing")
     axes = {name: settings[name] for name in names}
+    if result.get("blind") is None:
+        result = {**result, "blind": _task_of(info).get("blind")}
     identity = {"name": at.name, "cell": cell_name(axes), "axes": axes, LR: of[LR], SEED: of[SEED],
                 "folder": f"{TRIALS}/{at.name}"}  # fmt: skip
     try:
@@ -167,7 +193,7 @@ def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> Result | None
     whose = {**found.axes, LR: found.lr, SEED: found.seed}
     ended = info["status"] == "finished" and found.outcome in OUTCOMES
     its_own = whose == json.loads(json.dumps({**axes, LR: lr, SEED: seed}))  # as read: a pair is a list
-    return Result.from_dict(info["result"]) if ended and its_own else None
+    return Result.from_dict({**info["result"], "blind": found.blind}) if ended and its_own else None
 
 
 def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
@@ -183,7 +209,7 @@ def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
         except RunUnreadable:
             continue
         trials.append(found)
-        task = info["task"] if isinstance(info.get("task"), dict) else {}
+        task = _task_of(info)
         known: dict[str, Any] = {"unit": task.get("unit"), "blind": task.get("blind"), "machine": info.get("machine")}
         grid = replace(grid, **{key: value for key, value in known.items() if getattr(grid, key) is None})
     return grid, trials
