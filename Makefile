@@ -2,6 +2,7 @@
 # demo    set up, then compare norms and placements by training them: ranked table and report in runs/
 # test    set up and run the tests
 # browser the pages: types of their JavaScript (npm) and tests in chromium
+# explorer what the explorer draws, computed again: sets of cells, a scaled column, streams by depth (minutes; names this machine)
 # nightly the tests that take minutes: marked nightly, left out of test
 # extras  each extra of the package installed alone, and its smallest use
 # matrix  build and test with the oldest, the pinned and the newest torch (downloads several GB)
@@ -9,7 +10,7 @@
 # check   test, plus linter, type checker, import layers, native, and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
-# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite the table in docs/*/diagnosis.md (half an hour)
+# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite its table in docs/*/diagnosis.md (half an hour; SET=second for the other set)
 # zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3
@@ -17,7 +18,7 @@ BIN := .venv/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly browser corpus clean
+.PHONY: setup demo test check lint bench numerics zoo native sanitize fuzz asan mutation extras matrix nightly browser explorer corpus clean
 
 setup: .venv/stamp
 
@@ -111,12 +112,16 @@ extras: setup
 matrix: setup
 	$(BIN)/python tests/matrix.py --write
 
+explorer: setup
+	$(BIN)/python benchmarks/explorer_data.py sets scaling depth
+
 CORPUS := build/corpus
+SET ?= evaluation
 corpus: setup
-	rm -rf $(CORPUS)/evaluation
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 0/2 & \
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --part 1/2; wait
-	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus evaluation --out $(CORPUS) --write docs
+	rm -rf $(CORPUS)/$(SET)
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --part 0/2 & \
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --part 1/2; wait
+	PYTHONPATH=tests/diagnosis $(BIN)/python -m corpus $(SET) --out $(CORPUS) --write docs
 
 clean:
 	rm -rf build .venv

@@ -6,6 +6,7 @@ watch's own count of the time spent in its hooks. Beside the presets: the same c
 them by hand (mean and deviation of every norm's output, read to the host each step), and W&B's watch (offline).
 
     python benchmarks/watch_overhead.py --json out.json
+    python benchmarks/watch_overhead.py --rounds 998 --sides lite,default    # over the 1000 steps that the limit is held over
 """
 
 import argparse
@@ -16,40 +17,44 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
 import normlab
 from normlab import machine
+from normlab.watch import budget
 
 SIZES = {"architecture": "decoder", "dim": 256, "num_layers": 6, "num_heads": 4, "max_length": 128, "norm": "rms"}
+SMALL = {**SIZES, "dim": 128, "num_layers": 4, "max_length": 64}
+clock = time.perf_counter
 
 
 class Side:
     """A model, its optimizer and whatever is attached to it."""
 
-    def __init__(self, attach=lambda model, optimizer: None):
+    def __init__(self, sizes, attach=lambda model, optimizer: None):
         torch.manual_seed(0)
-        self.model = normlab.build(**SIZES)
+        self.model, self.length = normlab.build(**sizes), sizes["max_length"]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.draw = torch.Generator().manual_seed(1)
         self.watch = attach(self.model, self.optimizer)
-        self.left = time.perf_counter()
+        self.left = clock()
 
     def steps(self, count):
-        started = time.perf_counter()
+        started = clock()
         if hasattr(self.watch, "pause"):
             self.watch.pause(started - self.left)  # the others' turns
         for _ in range(count):
-            tokens = torch.randint(0, 256, (8, 129), generator=self.draw)
+            tokens = torch.randint(0, 256, (8, self.length + 1), generator=self.draw)
             loss = F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             if self.watch is not None:
                 self.watch.step(loss=loss)
-        self.left = time.perf_counter()
+        self.left = clock()
         return self.left - started
 
 
@@ -82,8 +87,18 @@ def wandb_watch(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=120)
+    parser.add_argument("--sides", default="", help="only sides that contain one of these words, separated by commas")
+    parser.add_argument("--small", action="store_true", help="4 layers of width 128, 8 x 64 tokens")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of one thread, the watch's own clock too: for a busy machine"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.processor_time:
+        global clock
+        clock = time.process_time
+        torch.set_num_threads(1)
+        budget.time = SimpleNamespace(perf_counter=clock)
     os.environ.update({"WANDB_SILENT": "true", "WANDB_MODE": "offline"})
     folder = Path(tempfile.mkdtemp())
 
@@ -104,7 +119,10 @@ def main():
         attach["wandb.watch, every 10 steps"] = wandb_watch(str(folder))
     except ImportError:
         print("wandb is not installed: left out", file=sys.stderr)
-    sides = {name: Side(make) for name, make in attach.items()}
+    words = ("unwatched", *args.sides.split(",")) if args.sides else ("",)
+    attach = {name: make for name, make in attach.items() if any(word in name for word in words)}
+    sizes = SMALL if args.small else SIZES
+    sides = {name: Side(sizes, make) for name, make in attach.items()}
     times = {name: [] for name in sides}
     for side in sides.values():
         side.steps(2)
@@ -131,7 +149,11 @@ def main():
               + ("" if recorded is None else f", recorded {recorded} steps, its own count {r['own_count']:.2%}"))  # fmt: skip
     if args.json:
         args.json.write_text(
-            json.dumps({"machine": machine.description(), "sizes": SIZES, "rows": rows}, indent=1) + "\n"
+            json.dumps(
+                {"machine": machine.description(), "sizes": sizes, "processor_time": args.processor_time, "rows": rows},
+                indent=1,
+            )
+            + "\n"
         )
 
 

@@ -48,7 +48,7 @@ GRID = f"compare {SMALL} --lr 1e-3 --seeds 1 --workers 1 --checkpoint-seconds 0"
 
 USES: dict[str, Use] = {
     "": Use(
-        commands=("list", "doctor --no-allocator", f"train {SMALL} --show"),
+        commands=("list", "doctor --no-allocator", f"train {SMALL} --show", "explore -o page.html"),
         program=TRAINING + "train()\nprint(normlab.diagnose('run'))",
         refused=(
             ("compare", "lab"), ("train --steps 2", "lab"), ("report run", "lab"), ("completion bash", "completion"),

@@ -82,7 +82,7 @@ def test_neighbours_side_by_side_see_the_same_input(make):
                 x = run(blocks[number], x)
                 number += 1
         scores = model.head(model.stack.ends.leave(x)) if ours else model.out(x)
-        return float(F.cross_entropy(scores.flatten(0, 1), TOKENS[:, 1:].flatten()))
+        return float(F.cross_entropy(scores.flatten(0, 1), TOKENS[:, 1:].flatten()).detach())
 
     for pair, effect in enumerate(found):
         assert effect.loss == pytest.approx(by_hand(pair), rel=1e-5)
@@ -94,6 +94,24 @@ def test_a_block_that_changes_the_shape_says_so():
     found = assays.block_drop(model, lambda m: m(torch.ones(3, 4)).sum())
     assert [e.loss is None for e in found] == [True, False, True]
     assert "(3, 4)" in found[0].reason and found[1].reason is None
+
+
+def test_a_block_that_is_not_called_says_so_too():
+    """Its loss would be the model's own, and look like a block that does nothing."""
+
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+        def forward(self, x):
+            return self.layers[2](self.layers[0](x))
+
+    model, x = Idle(), torch.randn(2, 3)
+    found = assays.block_drop(model, lambda m: m(x).sum())
+    assert [e.reason is None for e in found] == [True, False, True] and "layers.1" in found[1].reason
+    pairs = assays.parallel_blocks(model, lambda m: m(x).sum())
+    assert [p.loss for p in pairs] == [None, None] and "before layers.2" in pairs[1].reason
 
 
 def test_nothing_to_ask_is_an_error_of_its_own():

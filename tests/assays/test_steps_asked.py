@@ -143,6 +143,15 @@ def test_model_optimizer_and_random_numbers_leave_as_they_came(norm):
     assert_unchanged(model, before, optimizer)
 
 
+def test_an_optimizer_may_have_parameters_that_are_not_the_models():
+    model, elsewhere = decoder(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *elsewhere.parameters()], lr=0.1)
+    elsewhere.weight.grad = torch.ones(2, 2)
+    before = elsewhere.weight.detach().clone()
+    assays.smoothness(model, next_token_loss, optimizer=optimizer)
+    assert torch.equal(elsewhere.weight, before) and torch.equal(elsewhere.weight.grad, torch.ones(2, 2))
+
+
 def test_also_when_the_loss_fails():
     model = decoder()
     calls = []

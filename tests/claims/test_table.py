@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from normlab.claims import CLAIMS, Check, Claim, Fact, chosen
-from normlab.claims.designs import DESIGNS
+from normlab.claims.designs import DESIGNS, first_budget
 from normlab.claims.exact.structure import IN_THE_WILD
+from normlab.claims.page import tables
+from normlab.claims.shipped import best_shipped
 from normlab.claims.sources.s1_placement import TABLE_5
 from normlab.runs import BUDGETS
 
@@ -102,6 +104,37 @@ def test_counts_of_placements_are_those_of_the_table_in_the_documentation():
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")][2:]
     placements = [row[4] for row in rows]
     assert {"all": len(placements), "post": placements.count("post"), "pre": sum(p in ("pre", "pre, parallel") for p in placements)} == IN_THE_WILD  # fmt: skip
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_page_lists_the_designs_with_their_first_budget(lang):
+    page = (ROOT / "docs" / lang / "claims.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (\w+) \|$", page, flags=re.M)
+    assert dict(rows) == {d.name: first_budget(d) for d in DESIGNS.values()} and len(rows) == len(DESIGNS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md"])
+def test_the_readmes_numbers_are_those_of_the_shipped_run(page):
+    run = best_shipped()
+    assert run is not None
+    text, found = (ROOT / page).read_text(encoding="utf-8"), run.by_id()
+    rows = {
+        claim: next(line for line in text.splitlines() if line.startswith("|") and f"{claim}" in line)
+        for claim in ("C96", "C95", "C73", "C40", "C93")
+    }
+    for claim, numbers in (("C96", (0, 1)), ("C95", (0,)), ("C73", (0,)), ("C40", (1,)), ("C93", (0,))):
+        assert found[claim].verdict == "fails"
+        for number in numbers:
+            value = found[claim].checks[number].value
+            assert f"{value:.4g}" in rows[claim] or f"{value:.3g}" in rows[claim] or f"{abs(value):.1f}" in rows[claim]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_pages_tables_are_those_of_the_shipped_run(lang):
+    run = best_shipped()
+    assert run is not None
+    page = (ROOT / "docs" / lang / "claims.md").read_text(encoding="utf-8")
+    assert tables(run, lang).rstrip() in page, "normlab claims --write docs"
 
 
 def test_minimax_has_eight_benchmarks_and_one_that_pre_norm_wins():

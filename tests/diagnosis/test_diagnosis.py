@@ -285,7 +285,7 @@ def test_dead_upper_blocks(tmp_path):
     assert found.site == "layers.2" and "of 4 blocks" in found.verdict
 
     def died(step: int, values: Values) -> None:
-        upper = 0.1 if step < 20 else 0.03
+        upper = 0.1 if step < 20 else 0.012
         values["angle"] = dict(zip(BLOCKS, (0.3, 0.03, upper, upper), strict=True))
 
     assert only(write(tmp_path / "c", died), "dead-upper-blocks").site == "layers.2"
@@ -296,6 +296,13 @@ def test_dead_upper_blocks(tmp_path):
         values["angle"] = dict(zip(BLOCKS, (0.4, 0.05, upper, upper), strict=True))
 
     assert not diagnose(write(tmp_path / "d", gpt2))
+
+    def llama(step: int, values: Values) -> None:
+        """The first block grows first: the others' angles fall to less than half, and stay above a twentieth of its."""
+        upper = 0.1 if step < 20 else 0.03
+        values["angle"] = dict(zip(BLOCKS, (0.3, 0.03, upper, upper), strict=True))
+
+    assert not diagnose(write(tmp_path / "e", llama))
     half = every_step("angle", layers_0=0.3, layers_1=0.3, layers_2=0.04, layers_3=0.04)
     assert not diagnose(write(tmp_path / "b", half))
 

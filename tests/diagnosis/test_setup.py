@@ -118,11 +118,12 @@ def test_a_collapse_that_training_taught_is_laid_to_the_targets(tmp_path):
 
 
 def test_a_cosine_is_never_one_or_more(tmp_path):
-    def readings(step: int) -> Any:
-        return {**flat(step), "anisotropy": {"h.0.ln": 0.99999999, "ln_f": 1.0}}
+    def readings(low: float, high: float) -> Any:
+        return lambda step: {**flat(step), "anisotropy": {"h.0.ln": low, "ln_f": high}}
 
-    found = only(write(tmp_path / "a", readings), "token-collapse")
-    assert "at least 0.9999 " in found.why
+    assert "at least 0.9999 " in only(write(tmp_path / "a", readings(0.99999999, 1.0)), "token-collapse").why
+    assert "at least 0.9962 " in only(write(tmp_path / "b", readings(0.9, 0.99629)), "token-collapse").why
+    assert not diagnose(write(tmp_path / "c", readings(0.9, 0.98)))
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,9 @@ def test_norms_stand_on_both_products_and_on_the_cell():
         return F.layer_norm(v, v.shape[-1:], norm.weight, norm.bias)
 
     for t in range(4):
-        gates = (
-            n(layer.norm_input, x[:, t] @ layer.input.weight.T)
-            + n(layer.norm_state, h @ layer.state.weight.T)
-            + layer.bias
-        )
+        gates = n(layer.norm_input, x[:, t] @ layer.input.weight.T) + layer.bias
+        if t > 0:
+            gates = gates + n(layer.norm_state, h @ layer.state.weight.T)
         i, f, o, g = gates.chunk(4, -1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * n(layer.norm_cell, c).tanh()
@@ -94,6 +92,21 @@ def test_batch_statistics_are_those_of_one_position():
     assert len(seen) == 9
     for x, y in seen:
         torch.testing.assert_close(y, F.batch_norm(x, None, None, training=True))
+
+
+def test_no_statistics_are_taken_of_the_empty_state_before_the_first_token(tmp_path):
+    """Zeros would pull running averages to zero, and a watch, which looks at a norm's first call, would see nothing else."""
+    model = recurrent(norm="batch", num_layers=1)
+    seen = []
+    model.stack.layers[0].norm_state.register_forward_hook(lambda m, args, y: seen.append(args[0]))
+    model(TOKENS)
+    assert len(seen) == 8 and all(x.std() > 0 for x in seen)
+    experiment = normlab.Experiment(
+        steps=24, batch_size=8, held_out=16, lr=1e-2, options={"length": 16}, watch="full", watch_every=1,
+        model={"architecture": "recurrent", "dim": 16, "num_layers": 2},
+    )  # fmt: skip
+    normlab.lab.train(experiment, tmp_path / "a")
+    assert "eps-swallows" not in {f.rule for f in normlab.diagnose(normlab.Run(tmp_path / "a")).findings}
 
 
 def test_padding_leaves_the_state_and_the_statistics_alone():
@@ -163,15 +176,15 @@ def test_both_learn():
     x = x + 2 * F.one_hot(y, 8).float()[:, None, :, None]
     cases = [
         (
-            recurrent(max_length=32, dim=16),
+            recurrent(max_length=32, dim=16, num_layers=1),
             lambda m: F.cross_entropy(m(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()),
         ),
         (images(norm="batch"), lambda m: F.cross_entropy(m(x), y)),
     ]
-    for model, loss in cases:
+    for (model, loss), steps in zip(cases, (40, 80), strict=True):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         first = float(loss(model).detach())
-        for _ in range(80):
+        for _ in range(steps):
             optimizer.zero_grad()
             value = loss(model)
             value.backward()

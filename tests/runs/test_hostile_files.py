@@ -103,6 +103,20 @@ def test_a_wrong_line_is_named_with_its_fault(healthy, line, capsys):
         assert said.out == "" and len(said.err.splitlines()) == 1 and "line 4" in said.err
 
 
+@pytest.mark.parametrize("levels", [40, 65, 900])
+def test_nesting_is_bounded_long_before_python_gives_up(healthy, levels, capsys):
+    """json reads 900 levels; what walks over them later, and writes them again, would not."""
+    info = json.loads((healthy / runs.INFO).read_text())
+    nested = "[" * levels + "]" * levels
+    (healthy / runs.INFO).write_text(json.dumps({**info, "config": "here"}).replace('"here"', nested))
+    for verb in (["runs", "show"], ["diagnose"], ["report"]):
+        code, out, err = damage.in_process([*verb, str(healthy)])
+        if levels < 64:
+            assert code == 0, err
+        else:
+            assert (code, out) == (1, "") and len(err.splitlines()) == 1 and "nested deeper than 64 levels" in err, err
+
+
 def test_numbers_without_a_square_are_infinite(healthy):
     with open(healthy / runs.READINGS, "a") as file:
         file.write('{"step":4,"values":{"loss":{"model":1e300,"b":-1e999,"c":1' + "0" * 400 + "}}}\n")

@@ -221,6 +221,10 @@ ROWS = [
     Row("ERNIE 4.5", hf("Ernie4_5", head_dim=8, **TINY), rms(5, 1e-5), 2, "pre"),
     Row("Arcee", hf("Arcee", **TINY), rms(5, 1e-5), 2, "pre"),
     Row("Apertus", hf("Apertus", **TINY), rms(9, 1e-5), 2, "pre", qk=4),
+    # MiniMax-01's report: post-norm in DeepNorm's form. Each layer begins with a norm on the stream, so that the norm behind its last
+    # sum is the next layer's first, behind the last layer the model's; the lightning attention has an RMSNorm inside.
+    Row("MiniMax", hf("MiniMax", num_local_experts=2, num_experts_per_tok=1, block_size=4, head_dim=8, layer_types=["linear_attention", "full_attention"], **TINY), {**rms(5, 1e-5), **rms(1)}, 2, "post", embedding=1, few=True),
+    Row("MiniMax-01's factors", hf("MiniMax", num_local_experts=2, num_experts_per_tok=1, block_size=4, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=3.5565588200778455, full_attn_alpha_factor=3.5565588200778455, mlp_alpha_factor=3.5565588200778455, **TINY), {**rms(5, 1e-5), **rms(1)}, 2, "deepnorm", embedding=1),
     # ---- torch's own
     Row("nn.TransformerEncoder", plain(lambda: encoder(False), X), ln(6), 3, "post", final=0, few=True),
     Row("nn.TransformerEncoder, norm first", plain(lambda: encoder(True, True), X), ln(7), 3, "pre"),

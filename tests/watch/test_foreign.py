@@ -3,176 +3,27 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from foreign_models import MASK, NIGHTLY, USUAL, B, L, V, bert, gpt2, llama, opt, qwen3, torch_post, torch_pre, vit
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import normlab
 from normlab import surgery
 
-B, L, V = 3, 5, 23
-MASK = torch.arange(L) < torch.tensor([[5], [2], [4]])
 STEPS = 2
 
 
-@pytest.fixture(autouse=True)
-def _offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def hugging(name, head="ForCausalLM", implementation="eager", **settings):
-    transformers = pytest.importorskip("transformers")
-    config = getattr(transformers, f"{name}Config")(
-        **{"vocab_size": V, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **settings}
-    )
-    config._attn_implementation = implementation
-    return getattr(transformers, f"{name}{head}")(config)
-
-
-SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 16,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
-
-
-def text(model, **more):
-    def call(tokens):
-        return model(input_ids=tokens, attention_mask=MASK.long(), **more).logits
-
-    return call
-
-
-def seq2seq(model):
-    return lambda tokens: model(input_ids=tokens, attention_mask=MASK.long(), decoder_input_ids=tokens.flip(0),
-                                decoder_attention_mask=MASK.long()).logits  # fmt: skip
-
-
-def gpt2(how):
-    m = hugging(
-        "GPT2",
-        "LMHeadModel",
-        how,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=16,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-    )
-    return m, text(m)
-
-
-def llama(how):
-    m = hugging("Llama", implementation=how, **{k: v for k, v in GROUPED.items()})
-    return m, text(m)
-
-
-def qwen3(how):
-    m = hugging("Qwen3", implementation=how, **GROUPED)
-    return m, text(m)
-
-
-def gemma2(how):
-    m = hugging("Gemma2", implementation=how, **GROUPED)
-    return m, text(m)
-
-
-def bert(how):
-    m = hugging("Bert", "ForMaskedLM", how, **SIZES, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
-    return m, text(m)
-
-
-def opt(how):
-    m = hugging("OPT", implementation=how, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
-                max_position_embeddings=16, dropout=0)  # fmt: skip
-    return m, text(m)
-
-
-def bloom(how):
-    m = hugging("Bloom", implementation=how, hidden_size=16, n_layer=2, n_head=2)
-    return m, text(m)
-
-
-def xlnet(how):
-    m = hugging("XLNet", "LMHeadModel", how, d_model=16, n_layer=2, n_head=2, d_inner=24, dropout=0)
-    return m, text(m)
-
-
-def t5(how):
-    m = hugging(
-        "T5", "ForConditionalGeneration", how, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0
-    )
-    return m, seq2seq(m)
-
-
-def neox(how):
-    m = hugging("GPTNeoX", implementation=how, **SIZES)
-    return m, text(m)
-
-
-def vit(how):
-    m = hugging("ViT", "ForImageClassification", how, **{**SIZES, "image_size": 8, "patch_size": 4, "hidden_dropout_prob": 0.0,
-                                                         "attention_probs_dropout_prob": 0.0})  # fmt: skip
-    return m, lambda tokens: m(pixel_values=tokens[:, :3, None, None] * torch.linspace(-1, 1, 64).view(8, 8)).logits
-
-
-def phi(how):
-    m = hugging("Phi", implementation=how, **SIZES, resid_pdrop=0, embd_pdrop=0)
-    return m, text(m)
-
-
-def mpnet(how):
-    m = hugging("MPNet", "ForMaskedLM", how, **SIZES, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
-    return m, text(m)
-
-
-class Torchs(nn.Module):
-    def __init__(self, batch_first, norm_first):
-        super().__init__()
-        self.embedding = nn.Embedding(V, 16)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=batch_first, norm_first=norm_first)
-            self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False)
-        self.batch_first = batch_first
-
-    def forward(self, tokens, padding_mask):
-        x = self.embedding(tokens)
-        return self.encoder(x if self.batch_first else x.transpose(0, 1), src_key_padding_mask=~padding_mask)
-
-
-def torch_post(how):
-    m = Torchs(True, False)
-    return m, lambda tokens: m(tokens, MASK)
-
-
-def torch_pre(how):
-    m = Torchs(False, True)
-    return m, lambda tokens: m(tokens, MASK)
-
-
-def torch_whole(how):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        m = nn.Transformer(16, 2, 2, 2, 24, 0.0)
-    table = torch.randn(V, 16)
-    return m, lambda tokens: m(table[tokens].transpose(0, 1), table[tokens.flip(0)].transpose(0, 1), src_key_padding_mask=~MASK,
-                               tgt_key_padding_mask=~MASK, memory_key_padding_mask=~MASK)  # fmt: skip
-
-
-USUAL = [gpt2, llama, qwen3, gemma2, bert, opt, bloom, xlnet, t5, torch_post, torch_pre, torch_whole, neox, vit, phi]
-NIGHTLY = [mpnet]
-
-
+# On every architecture; those of a mean on all that centre, those of attention where a softmax can be listened to.
+ALWAYS = {
+    "length", "length_spread", "mean_angle", "anisotropy", "kurtosis_in", "kurtosis_out", "outlier_features", "outlier_tokens",
+    "batch_mean_distance", "batch_var_distance", "grad_through_var", "eps_share", "stream_rms", "stream_grad", "stream_growth", "param_grad",
+    "grad_norm", "gain_rms", "gain_max", "gain_drift", "gain_grad", "update_ratio", "weight_scale", "output_spread", "stale_gradient",
+}  # fmt: skip
+WITH_PADDING = {"padding_share", "batch_mean_distance_padded", "batch_var_distance_padded"}
 PLACED = {gpt2: "pre", llama: "pre", bert: "post", opt: "pre", torch_post: "post", torch_pre: "pre"}
 
 
@@ -242,6 +93,8 @@ def of_norm(site, gain, seen, before, masked):
         wide, early = (rows(t, False) for t in (seen["x"], before["x"]))
         found["batch_mean_distance_padded"] = ((early.mean(0) - wide.mean(0)).abs() / wide.std(0, correction=0)).mean()
         found["batch_var_distance_padded"] = (early.std(0, correction=0) / wide.std(0, correction=0) - 1).abs().mean()
+    spread = x.var(1, correction=0) if site.kind == "layer" else x.square().mean(1)
+    found["eps_share"] = (site.eps / (spread + site.eps)).mean()
     found |= through_statistics(x, grad, gain, site.kind, site.eps)
     return found
 
@@ -294,6 +147,28 @@ class Listening(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def scales(model, blocks):
+    """Of a block the largest rms * sqrt(smaller side) of its matrices; of a linear layer outside its own."""
+    scale = lambda w: rms(w.detach().double()) * math.sqrt(min(w.shape[-2:]))  # noqa: E731
+    found = {b.name: max(scale(p) for p in b.module.parameters() if p.dim() in (2, 3)) for b in blocks}
+    inside = {m for b in blocks for m in b.module.modules()}
+    outside = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear) and m not in inside]
+    return found | {n: scale(m.weight) for n, m in outside}
+
+
+def spread_of(out, masked):
+    """How far answers differ from input to input."""
+    y = rows(out.detach().double(), masked)
+    y = y - y.mean(1, keepdim=True)
+    return rms(y - y.mean(0))
+
+
+def staleness(grad, brought):
+    """What no multiple of this step's gradient explains."""
+    left = grad - (grad * brought).sum() / brought.square().sum() * brought
+    return left.norm() / grad.norm()
+
+
 def size(tensors):
     return torch.sqrt(sum(t.detach().double().square().sum() for t in tensors))
 
@@ -313,6 +188,8 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
     parameters = {b.name: list(b.module.parameters()) for b in blocks}
     start = {s.name: s.weight.detach().double() + (s.gain == "offset") for s in norms if s.weight is not None}
     scores: list = []
+    first = scales(model, blocks)
+    small = None  # the smallest parameter that gets a gradient
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every=1, max_overhead=None, preset="full")
     seen = Seen(model, [s.name for s in (*norms, *blocks)])
@@ -323,10 +200,13 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
         scores.append([])
         tokens = torch.randint(3, V, (B, L))
         with Listening(scores[-1]):
-            loss = call(tokens).square().mean()
-        optimizer.zero_grad()
+            out = call(tokens)
+            loss = out.square().mean()
+        # Gradients are not cleared: what the optimizer uses is the sum of both steps.
+        kept = None if small is None else small.grad.clone()
         loss.backward()
         expected = {
+            "output_spread": {"model": spread_of(out, make is not vit)},
             "param_grad": {},
             "update_ratio": {},
             "gain_rms": {},
@@ -334,6 +214,9 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
             "gain_drift": {},
             "gain_grad": {},
         }
+        if kept is not None:  # in the first step nobody knows which parameters get a gradient
+            expected["stale_gradient"] = {"model": staleness(small.grad.double(), (small.grad - kept).double())}
+        small = min((p for p in model.parameters() if p.numel() >= 4 and p.grad is not None), key=lambda p: p.numel())
         for name, own in parameters.items():
             expected["param_grad"][name] = size(p.grad for p in own if p.grad is not None)
         expected["grad_norm"] = {"model": size(p.grad for p in model.parameters() if p.grad is not None)}
@@ -355,6 +238,8 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
     run = normlab.Run(tmp_path / "run")
     assert not list(run.events()), list(run.events())
     table = {q: {s: v.last() for s, v in sites.items() if v.steps[-1] == STEPS} for q, sites in run.table().items()}
+    table["weight_scale"] = {site: v.last() for site, v in run.series("weight_scale").items() if v.steps == [1]}
+    expected["weight_scale"] = first
     masked = make is not vit
     now, before = seen.steps[-1], seen.steps[-2]
     for s in norms:
@@ -382,6 +267,7 @@ def test_every_quantity_is_what_a_direct_computation_gives(tmp_path, make):
             assert table[quantity][site] == pytest.approx(float(value), rel=2e-3, abs=2e-5), (quantity, site)
             compared += 1
     assert compared > 50 and "mask not used" not in coverage
+    assert set(expected) >= ALWAYS | (set() if make is vit else WITH_PADDING)
     if make in PLACED:
         assert run.info["structure"]["placement"] == PLACED[make]
     attention_is_compared(table, run.info["sites"]["attention"], [s for s in scores[-1] if s.dim() == 4])

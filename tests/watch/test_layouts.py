@@ -21,7 +21,12 @@ def real(length=L, lengths=LENGTHS):
 
 
 def once(tmp_path, model, call, preset="full", probes=()):
-    """The readings of one step: {quantity: {site: value}}, and run.json."""
+    """The readings of one step: {quantity: {site: value}}, and run.json. Gains are random: behind a gain of one all lengths are one."""
+    with torch.no_grad():
+        for norm in model.modules():
+            if isinstance(norm, nn.LayerNorm):
+                norm.weight.normal_()
+                norm.bias.normal_()
     with normlab.watch(
         model, out=tmp_path / "run", every=1, max_overhead=None, preset=preset, probes=probes, overwrite=True
     ) as watch:
@@ -123,6 +128,133 @@ def test_what_an_embedding_is_given_tells_the_layout(tmp_path, turn):
     assert table["length"]["first"] == pytest.approx(length_of(y, mask), rel=1e-5)
     assert table["length"]["flat"] == pytest.approx(length_of(model.flat(y).detach(), mask), rel=1e-5)
     assert not info["coverage"]["mask_not_used"]
+
+
+class Turned(torch.autograd.Function):
+    """Nobody can know what a function of somebody's does with its axes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.transpose(0, 1).contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.transpose(0, 1)
+
+
+TURNS = {
+    "as it came": (lambda x: x, True), "transpose": (lambda x: x.transpose(0, 1), False),
+    "negative axes": (lambda x: x.transpose(-3, -2), False), "permute": (lambda x: x.permute(1, 0, 2), False),
+    "twice": (lambda x: x.permute(1, 0, 2).contiguous().movedim(0, 1), True), "swapaxes": (lambda x: x.swapaxes(0, 1) * 2, False),
+    "heads apart": (lambda x: x.unflatten(-1, (3, -1)).transpose(0, 1).flatten(2), False),
+    "flat and back": (lambda x: x.reshape(-1, D).view(B, B, D).transpose(0, 1), False),
+}  # fmt: skip
+UNTELLABLE = {"a function": Turned.apply, "piece by piece": lambda x: torch.stack(list(x.unbind(1)))}
+
+
+class Written(nn.Module):
+    """Everything by hand, as many sequences as tokens: no module says which axis is which. Norms on the stream, on heads, on rows."""
+
+    def __init__(self, turn):
+        super().__init__()
+        self.turn, self.embedding, self.positions = turn, nn.Embedding(11, D), nn.Parameter(torch.randn(B, D))
+        self.first, self.heads, self.flat = nn.LayerNorm(D), nn.LayerNorm(D // 3), nn.LayerNorm(D)
+        self.q, self.kv, self.out = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, D)
+
+    def forward(self, tokens, attention_mask):
+        x = self.turn(self.embedding(tokens) + self.positions)
+        h = self.first(x)
+        q = self.heads(self.q(h).unflatten(-1, (3, -1)))
+        k, v = (t.unflatten(-1, (3, -1)) for t in self.kv(h).chunk(2, -1))
+        weights = torch.einsum("ibhd,jbhd->bhij", q, k).softmax(-1)
+        x = x + self.out(torch.einsum("bhij,jbhd->ibhd", weights, v).flatten(2))
+        return x + self.flat(x.reshape(-1, D)).view(x.shape)
+
+
+def seen_at(model, names, call):
+    """What left these modules, and what was read of them."""
+    outs = {}
+    handles = [
+        model.get_submodule(n).register_forward_hook(lambda m, a, y, n=n: outs.__setitem__(n, y.detach()))
+        for n in names
+    ]
+    table = call()
+    for handle in handles:
+        handle.remove()
+    return outs, table
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_the_graph_tells_the_layout_where_no_module_does(tmp_path, turn):
+    way, batch_first = TURNS[turn]
+    model, mask = Written(way), real(B, LENGTHS.clamp(max=B))
+    tokens = torch.randint(0, 11, (B, B))
+    outs, (table, info, _) = seen_at(
+        model, ("first", "heads", "flat"), lambda: once(tmp_path, model, lambda: model(tokens, mask))
+    )
+    lies = mask if batch_first else mask.T
+    assert not torch.equal(mask, mask.T) and info["coverage"]["mask_not_used"] == {}
+    for site, y in outs.items():
+        laid = {"first": lies, "heads": lies[:, :, None].expand(B, B, 3), "flat": lies.reshape(-1)}[site]
+        assert table["length"][site] == pytest.approx(length_of(y, laid), rel=1e-5), site
+        assert table["length"][site] != pytest.approx(length_of(y, torch.ones_like(laid)), rel=1e-6), site
+
+
+@pytest.mark.parametrize("turn", UNTELLABLE)
+def test_where_the_graph_does_not_tell_the_mask_is_not_used(tmp_path, turn):
+    model, mask = Written(UNTELLABLE[turn]), real(B, LENGTHS.clamp(max=B))
+    tokens = torch.randint(0, 11, (B, B))
+    outs, (table, info, said) = seen_at(
+        model, ("first", "heads", "flat"), lambda: once(tmp_path, model, lambda: model(tokens, mask))
+    )
+    assert {"first", "heads", "flat"} <= set(info["coverage"]["mask_not_used"]) and "nothing tells which" in said
+    for site, y in outs.items():
+        assert table["length"][site] == pytest.approx(length_of(y, torch.ones(y.shape[:-1], dtype=bool)), rel=1e-5)
+
+
+def test_a_flattened_stream_that_is_sequence_first(tmp_path):
+    """Fewer sequences than tokens, and the order inside of one axis: the nearest shape that has both tells."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.flat = nn.Embedding(11, D), nn.LayerNorm(D)
+
+        def forward(self, tokens, attention_mask):
+            return self.flat(self.embedding(tokens).transpose(0, 1).reshape(-1, D))
+
+    model, mask = Model(), real()
+    tokens = torch.randint(0, 11, (B, L))
+    outs, (table, _info, _) = seen_at(model, ("flat",), lambda: once(tmp_path, model, lambda: model(tokens, mask)))
+    assert table["length"]["flat"] == pytest.approx(length_of(outs["flat"], mask.T.reshape(-1)), rel=1e-5)
+
+
+def test_attention_that_turns_inside_of_a_block_says_nothing_of_the_stream(tmp_path):
+    """nn.MultiheadAttention that wants sequences second, in blocks whose stream has them first."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.norm, self.attention = (
+                nn.Embedding(11, D),
+                nn.LayerNorm(D),
+                nn.MultiheadAttention(D, 2),
+            )
+            self.last = nn.LayerNorm(D)
+
+        def forward(self, tokens, attention_mask):
+            x = self.embedding(tokens)
+            h = self.norm(x).transpose(0, 1)
+            return self.last(x + self.attention(h, h, h, key_padding_mask=~attention_mask)[0].transpose(0, 1))
+
+    model, mask = Model(), real(B, LENGTHS.clamp(max=B))
+    tokens = torch.randint(0, 11, (B, B))
+    outs, (table, info, _) = seen_at(
+        model, ("norm", "last"), lambda: once(tmp_path, model, lambda: model(tokens, mask))
+    )
+    assert info["coverage"]["mask_not_used"] == {}
+    for site, y in outs.items():
+        assert table["length"][site] == pytest.approx(length_of(y, mask), rel=1e-5), site
 
 
 def test_without_evidence_the_mask_is_not_used_and_this_is_said(tmp_path):

@@ -30,6 +30,9 @@ class BlockEffect:
     reason: str | None = None
 
 
+Fired = list[str]  # blocks that were called: a change that none of them saw would be no change
+
+
 class _Unfit(Exception):
     """The stream of this block cannot be replaced."""
 
@@ -47,13 +50,16 @@ def block_drop(model: nn.Module, loss: Loss, *, blocks: Sequence[surgery.BlockSi
     """
 
     @contextlib.contextmanager
-    def without(block: surgery.BlockSite) -> Iterator[None]:
+    def without(block: surgery.BlockSite) -> Iterator[Fired]:
+        fired: Fired = []
+
         def leave_out(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            fired.append(block.name)
             return with_stream(output, given(args, kwargs), block.name)
 
         handle = block.module.register_forward_hook(leave_out, with_kwargs=True)
         try:
-            yield
+            yield fired
         finally:
             handle.remove()
 
@@ -78,20 +84,24 @@ def parallel_blocks(
     """
 
     @contextlib.contextmanager
-    def together(first: surgery.BlockSite, second: surgery.BlockSite) -> Iterator[None]:
+    def together(first: surgery.BlockSite, second: surgery.BlockSite) -> Iterator[Fired]:
         seen: dict[str, Any] = {}
+        fired: Fired = []
 
         def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             x, y = (settled_stream(v, first.name) for v in (given(args, kwargs), output))
             seen.update(x=x, change=y - x)
 
         def same_input(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if "x" not in seen:
+                raise _Unfit(f"block {first.name} does not run before {second.name}")
             if args:
                 return (with_stream(args[0], seen["x"], second.name), *args[1:]), kwargs
             name = next(iter(kwargs))
             return args, {**kwargs, name: with_stream(kwargs[name], seen["x"], second.name)}
 
         def add(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            fired.append(second.name)
             return with_stream(output, settled_stream(output, second.name) + seen["change"], second.name)
 
         handles = [
@@ -100,7 +110,7 @@ def parallel_blocks(
             second.module.register_forward_hook(add, with_kwargs=True),
         ]
         try:
-            yield
+            yield fired
         finally:
             for handle in handles:
                 handle.remove()
@@ -122,7 +132,7 @@ def _blocks(model: nn.Module, blocks: Sequence[surgery.BlockSite] | None) -> Seq
 
 
 def _effects(
-    model: nn.Module, loss: Loss, changes: list[tuple[str, contextlib.AbstractContextManager[None]]]
+    model: nn.Module, loss: Loss, changes: list[tuple[str, contextlib.AbstractContextManager[Fired]]]
 ) -> list[BlockEffect]:
     found = []
     with torch.no_grad(), untouched(model):
@@ -130,8 +140,10 @@ def _effects(
         whole = number(loss(model))
         for name, changed in changes:
             try:
-                with changed:
+                with changed as fired:
                     value = number(loss(model))
+                    if not fired:
+                        raise _Unfit(f"the forward did not come to {name}")
             except _Unfit as error:
                 found.append(BlockEffect(block=name, loss=None, increase=None, reason=str(error)))
                 continue

@@ -75,10 +75,9 @@ def covariate_shift(
             if not own:
                 continue
             start = min(used[p] for p in own)
-            mine = set(own)
             with torch.no_grad():
                 for p, (_, change) in of.items():
-                    if used[p] < start and p not in mine and p not in moved:
+                    if used[p] < start and p not in moved:
                         p.add_(change)
                         moved.add(p)
             found.append(_shift(name, [of[p][0] for p in own], evaluate(own)))

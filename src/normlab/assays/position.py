@@ -43,7 +43,7 @@ def position_probe(states: Tensor, *, mask: Tensor | None = None, seed: int = 0)
             f"states must have shape (sequences, positions, features) with at least 8 sequences, got {tuple(states.shape)}"
         )
     count, length, _ = states.shape
-    rows = states.detach().double()
+    rows = states.detach().double().cpu()
     real = torch.ones(count, length, dtype=torch.bool) if mask is None else mask.cpu()
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     judged, fitted = order[: count // 2], order[count // 2 :]

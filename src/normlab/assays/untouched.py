@@ -31,9 +31,13 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
     >>> int(layer.num_batches_tracked)
     0
     """
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    groups = [] if optimizer is None else optimizer.param_groups
+    stepped = dict.fromkeys(
+        [*model.parameters(), *(p for group in groups for p in group["params"])]
+    )  # not the model's alone
+    tensors: list[Tensor] = [*stepped, *model.buffers()]
     held = [t.detach().clone() for t in tensors]
-    grads = [(p, p.grad) for p in model.parameters()]
+    grads = [(p, p.grad) for p in stepped]
     modes = [(m, m.training) for m in model.modules()]
     state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})

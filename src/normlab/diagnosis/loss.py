@@ -162,7 +162,7 @@ def _jumps(record: Record, since: int, step: int) -> Iterator[tuple[int, float, 
                 yield jump[0], -jump[1] / usual, quantity, site, usual, jump[1]
 
 
-CONSTANT, WIDENING = 0.15, 1.2  # logits; last third over the second
+CONSTANT, WIDENING = 0.085, 1.2  # logits; last third over the second
 NOTHING = 0.03  # logits: below, growth is growth of noise
 LEVEL = 0.003  # of the loss: slower than that it will not get anywhere
 EXPLAINED = (stuck_weights, stale_gradient, eps_swallows, large_initialization, vanishing_gradient, token_collapse)

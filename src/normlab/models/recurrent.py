@@ -27,7 +27,8 @@ class RecurrentLayer(nn.Module):
         c_t = f c_{t-1} + i g                      h_t = o tanh(N(c_t))
 
     Each norm sees one position at a time, (B, width): statistics over tokens are those of the batch at that position, and no
-    token sees a later one. At padding the state stays as it was.
+    token sees a later one. The first position has no state before it, so N(U h) is left out there: zeros have no statistics worth
+    a running average. At padding the state stays as it was.
     """
 
     def __init__(self, config: TransformerConfig, norm: Callable[[int], nn.Module]) -> None:
@@ -60,7 +61,9 @@ class RecurrentLayer(nn.Module):
         found = []
         for t in range(x.shape[1]):
             real = None if mask is None else mask[:, t]
-            gates = _normed(self.norm_input, entered[:, t], real) + _normed(self.norm_state, self.state(h), real)
+            gates = _normed(self.norm_input, entered[:, t], real)
+            if t > 0:
+                gates = gates + _normed(self.norm_state, self.state(h), real)
             i, f, o, g = (gates + self.bias.to(gates.dtype)).chunk(4, -1)
             new_c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             new_h = torch.sigmoid(o) * torch.tanh(_normed(self.norm_cell, new_c, real))

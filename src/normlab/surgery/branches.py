@@ -36,7 +36,7 @@ def norm_name(flow: Flow, node: Node) -> str:
     if node.site is not None:
         return node.site
     where = flow.calls[node.call].name if node.call >= 0 else ""
-    alike = [n.at for n in flow.nodes if n.role == "norm" and n.site is None and n.call == node.call]
+    alike = flow.functions[node.call]
     which = f" {alike.index(node.at) + 1}" if len(alike) > 1 else ""
     return f"{where or 'model'} ({node.kind}, a function{which})"
 
@@ -51,27 +51,40 @@ def factor_of(nodes: list[Node]) -> float | str | None:
     return None if product == 1 else product
 
 
+def kind_of(streams: Streams, s: Sum) -> str:
+    """What kind of sub-layer a sum adds."""
+    if not streams.flow.attending.isdisjoint(s.region):
+        return "attention"
+    return "feedforward" if streams.flow.mixing.isdisjoint(s.region) else "mixing"
+
+
 def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool) -> Branch:
     """``stream_norms``: those after the sum."""
     flow = streams.flow
     region = sorted(s.region)
-    weighty = "matrix" if streams.has(s, "matrix") else "mixer"
-    held = set(region)
+    weighty = "mixer" if flow.matrices.isdisjoint(s.region) else "matrix"
+    held = s.region
     comes: dict[int, bool] = {}  # from the stream
     above: dict[int, bool] = {}  # is there a matrix between the stream and it?
     below: dict[int, bool] = dict.fromkeys(region, False)  # ... between it and the sum?
+    nodes = flow.nodes
     for i in region:
-        inputs = flow.nodes[i].inputs
-        comes[i] = any(p in s.taps or comes.get(p, False) for p in inputs)
-        above[i] = any(p in held and (flow.nodes[p].role == weighty or above[p]) for p in inputs)
+        comes[i] = above[i] = False
+        for p in nodes[i].inputs:
+            if p in s.taps or comes.get(p):
+                comes[i] = True
+            if p in held and (above[p] or nodes[p].role == weighty):
+                above[i] = True
     for i in reversed(region):
-        for p in flow.nodes[i].inputs:
-            if p in held:
-                below[p] = below[p] or below[i] or flow.nodes[i].role == weighty
-    attends = any(flow.attends(i) for i in region)
+        under = below[i] or nodes[i].role == weighty
+        if under:
+            for p in nodes[i].inputs:
+                if p in held:
+                    below[p] = True
+    attends = not flow.attending.isdisjoint(region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     for i in region:
-        node = flow.nodes[i]
+        node = nodes[i]
         if node.role != "norm" or not comes[i] or not (above[i] or below[i]):
             continue
         if not above[i]:
@@ -82,17 +95,16 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
             place = _inside(streams, i, held, below)
             place = "inner" if place == "queries_keys" and not attends else place
         places[place].append(norm_name(flow, node))
-    mixes = streams.has(s, "mixer") or any("conv" in flow.nodes[i].op for i in region)
     # What stands before the branch starts acts on both: an embedding's factor, for instance.
     own = s.path[: next((k for k, i in enumerate(s.path) if i in s.taps), len(s.path))]
     scales = [flow.nodes[i] for i in own if flow.nodes[i].role == "scale"]
     last = [flow.nodes[i] for i in streams.back(s.branch)[0] if flow.nodes[i].role == "scale"]
     return Branch(
-        kind="attention" if attends else "mixing" if mixes else "feedforward",
+        kind=kind_of(streams, s),
         stream=tuple(norm_name(flow, n) for n in stream_norms),
         stream_factor=factor_of(scales),
         branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),
-        entry_factor=_entry_factor(streams, s, held, above),
+        entry_factor=_entry_factor(streams, region, held, above),
         parallel=parallel, bridge=streams.bridged(s.node),
         **{place: tuple(dict.fromkeys(names)) for place, names in places.items()},
     )  # fmt: skip
@@ -118,10 +130,10 @@ def _inside(streams: Streams, norm: int, held: set[int], below: dict[int, bool])
     return "before_last" if last else "inner"
 
 
-def _entry_factor(streams: Streams, s: Sum, held: set[int], above: dict[int, bool]) -> float | str | None:
+def _entry_factor(streams: Streams, region: list[int], held: set[int], above: dict[int, bool]) -> float | str | None:
     """A factor between the norm at the entry and the first matrix."""
     flow = streams.flow
-    for i in sorted(held):
+    for i in region:
         node = flow.nodes[i]
         if (
             node.role == "scale"

@@ -7,6 +7,8 @@ an operator belongs to (autograd's nodes are numbered as they are made), and a n
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +17,12 @@ from .._torch import TorchDispatchMode, node_number, nodes_made
 from ..placements import Residual
 from .flow import CONSTANT, Flow, Given, op_name
 from .sites import NormSite
+
+# Of these nothing but one matrix, one table or one curve comes: no sum, no norm and no attention is made inside, so that what they do
+# may be counted as their parent's, and half of a model's modules need no hook.
+PLAIN_LEAVES = (
+    nn.Linear, nn.Embedding, nn.Dropout, nn.Identity, nn.Conv1d, nn.Conv2d, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid,
+)  # fmt: skip
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -34,11 +42,12 @@ class _Capture:
     def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
         self.model, self.flow = model, Flow()
         self.norms = {id(s.module): s for s in norms}
-        self.names = {id(m): n for n, m in model.named_modules()}
-        self.parameters = {id(p): n for n, p in model.named_parameters()}
-        self.flow.numbers = {n for n, p in model.named_parameters() if p.numel() == 1}
+        self.modules = {id(m): (n, m) for n, m in model.named_modules()}
+        named = list(model.named_parameters())
+        self.parameters = {id(p): n for n, p in named}
+        self.flow.numbers = {n for n, p in named if p.numel() == 1}
         lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-        self.listed = {id(c) for m in model.modules() if isinstance(m, lists) for c in m.children()}
+        self.listed = {id(c) for _, m in self.modules.values() if isinstance(m, lists) for c in m.children()}
         self._handles: list[Any] = []
         self._calls: list[int] = []
 
@@ -57,10 +66,10 @@ class _Capture:
 
         see.passive = True  # type: ignore[attr-defined]
         keep = self._handles.append
-        for module in self.model.modules():
+        for _, module in self.modules.values():
             if id(module) in self.norms:
                 keep(module.register_forward_hook(see, with_kwargs=True))
-            else:
+            elif type(module) not in PLAIN_LEAVES:
                 keep(module.register_forward_pre_hook(self._enter, prepend=True))
                 keep(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
 
@@ -70,7 +79,7 @@ class _Capture:
         self._handles = []
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        name = self.names[id(module)]
+        name = self.modules[id(module)][0]
         self._calls.append(self.flow.enter(name, type(module).__name__, self.call, id(module) in self.listed))
         self._entered()
 
@@ -79,7 +88,7 @@ class _Capture:
         if isinstance(module, Residual) and output is not None:
             # A sum of ours, whose norm may run in the same kernel. One left open is carried out in the next block: it belongs to
             # the module that holds it.
-            call = self.flow.last_call_of(self.names[id(module)].rpartition(".")[0], self.call)
+            call = self.flow.last_call_of(self.modules[id(module)][0].rpartition(".")[0], self.call)
             made = output if isinstance(output, tuple) else (output,)
             self._see_sum(args[0], args[1], module.alpha, made[0], call)
             if len(made) > 1 and id(args[2]) in self.norms:
@@ -103,9 +112,14 @@ class OperatorCapture(_Capture, TorchDispatchMode):
     def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
         TorchDispatchMode.__init__(self)
         _Capture.__init__(self, model, norms)
-        self._values: dict[int, Given] = {}
+        self._values: dict[int, Given] = {i: Given(parameter=n, dims=p.dim()) for (i, n), p in zip(
+            self.parameters.items(), model.parameters(), strict=True)}  # fmt: skip
         self._kept: list[Tensor] = []
         self._aliases: dict[int, list[Tensor]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's wrapper against it takes longer than a small operator
 
     def __enter__(self) -> Any:
         self.attach()
@@ -127,9 +141,6 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         return self.flow
 
     def value(self, t: Tensor) -> Given:
-        name = self.parameters.get(id(t))
-        if name is not None:
-            return Given(parameter=name, dims=t.dim())
         return self._values.get(id(t), CONSTANT)
 
     def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
@@ -148,22 +159,22 @@ class OperatorCapture(_Capture, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        name = str(func)
-        op = op_name(name)
-        given = []
+        op, changes = _what(func)
+        given, factor = [], op in ("mul", "div")
         for a in args:
-            for t in tensors_in(a) if not isinstance(a, (int, float)) else ():
+            if isinstance(a, (int, float)):
+                if factor:
+                    given.append(Given(number=float(a)))
+                continue
+            for t in (a,) if isinstance(a, Tensor) else tensors_in(a):
                 value = self.value(t)
-                if value == CONSTANT and t.numel() == 1 and t.dim() == 0 and not t.is_meta and op in ("mul", "div"):
+                if factor and value == CONSTANT and t.dim() == 0 and not t.is_meta:
                     value = Given(number=float(t))
                 given.append(value)
-            if isinstance(a, (int, float)) and op in ("mul", "div"):
-                given.append(Given(number=float(a)))
         if op == "copy":
             given = given[1:]  # what was there before is gone
-        changes = name.split(".")[1].endswith("_") and not name.startswith("aten.__")
         made = self.flow.add(op, given, self.call, float(kwargs.get("alpha", 1)))
-        for t in tensors_in(out):
+        for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
             if t.is_floating_point() or t.is_complex():
                 if changes:
                     self._changed(t, made)
@@ -176,6 +187,13 @@ class OperatorCapture(_Capture, TorchDispatchMode):
             if other is not t:
                 old = self._values.get(id(other), CONSTANT)
                 self._values[id(other)] = made if old.node is None else self.flow.add("write", [old, made], self.call)
+
+
+@cache
+def _what(func: Any) -> tuple[str, bool]:
+    """An operator's name, and whether it writes into what it is given."""
+    name = str(func)
+    return op_name(name), name.split(".")[1].endswith("_") and not name.startswith("aten.__")
 
 
 def _memory(t: Tensor) -> int:
@@ -194,8 +212,9 @@ class GraphCapture(_Capture):
     def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
         super().__init__(model, norms)
         self._spans: list[tuple[int, int]] = []  # (number of the next node, call in force from there on)
-        self._pending: dict[tuple[Any, int], tuple[Any, ...]] = {}
-        self._flows: dict[tuple[Any, int], Given] = {}
+        self._pending: dict[Edge, tuple[Any, ...]] = {}
+        self._flows: dict[Edge, Given] = {}
+        self._starts: list[int] = []
 
     def __enter__(self) -> GraphCapture:
         self.attach()
@@ -221,66 +240,74 @@ class GraphCapture(_Capture):
 
     def finish(self, output: Any) -> Flow:
         self.detach()
+        self._starts = [number for number, _ in self._spans]
         roots = [_edge(t) for t in tensors_in(output) if t.grad_fn is not None]
-        for edge in self._in_order(roots):
-            self._flows[edge] = self._make(edge)
+        for number, edge, parents in self._in_order(roots):
+            self._flows[edge] = self._make(number, edge, parents)
         self.flow.finish([self._given(edge) for edge in roots])
         self._flows, self._pending = {}, {}
         return self.flow
 
-    def _parents(self, edge: tuple[Any, int]) -> list[tuple[Any, int]]:
+    def _parents(self, edge: Edge) -> tuple[Edge, ...]:
         note = self._pending.get(edge)
-        if note is not None:
-            return [e for e in ((note[2],) if note[0] == "norm" else note[1:3]) if e[0] is not None]
-        return [(fn, nr) for fn, nr in edge[0].next_functions if fn is not None]
+        if note is None:
+            return edge[0].next_functions
+        return (note[2],) if note[0] == "norm" else note[1:3]
 
-    def _in_order(self, roots: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """Every edge after those it depends on."""
-        seen, order = set(), []
-        waiting = [(edge, False) for edge in roots]
+    def _in_order(self, roots: list[Edge]) -> list[tuple[int, Edge, tuple[Edge, ...]]]:
+        """(number, edge, what it depends on), every edge after those it depends on."""
+        parents: dict[Edge, tuple[Edge, ...]] = {}
+        order: list[Edge] = []
+        waiting: list[Edge | None] = list(roots)
+        open_: list[Edge] = []
         while waiting:
-            edge, done = waiting.pop()
-            if done:
-                order.append(edge)
-            elif edge not in seen:
-                seen.add(edge)
-                waiting.append((edge, True))
-                waiting += [(parent, False) for parent in self._parents(edge) if parent not in seen]
+            edge = waiting.pop()
+            if edge is None:
+                order.append(open_.pop())
+            elif edge not in parents:
+                parents[edge] = above = self._parents(edge)
+                open_.append(edge)
+                waiting.append(None)
+                waiting += [e for e in above if e[0] is not None and e not in parents]
         # As made, so that both captures number alike; what was noted at a call comes after what it is made of.
-        rank = {edge: i for i, edge in enumerate(order)}
-        return sorted(order, key=lambda e: (self._number(e), rank[e]))
-
-    def _number(self, edge: tuple[Any, int]) -> int:
-        return -1 if hasattr(edge[0], "variable") else node_number(edge[0])
+        ranked = sorted((_number(edge[0]), rank) for rank, edge in enumerate(order))
+        return [(number, order[rank], parents[order[rank]]) for number, rank in ranked]
 
     def _call_of(self, number: int) -> int:
-        low, high = 0, len(self._spans)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self._spans[middle][0] <= number else (low, middle)
-        return self._spans[low - 1][1] if low else -1
+        at = bisect_right(self._starts, number)
+        return self._spans[at - 1][1] if at else -1
 
-    def _given(self, edge: tuple[Any, int]) -> Given:
+    def _given(self, edge: Edge) -> Given:
         return CONSTANT if edge[0] is None else self._flows.get(edge, CONSTANT)
 
-    def _make(self, edge: tuple[Any, int]) -> Given:
-        fn = edge[0]
+    def _make(self, number: int, edge: Edge, parents: tuple[Edge, ...]) -> Given:
         note = self._pending.get(edge)
         if note is not None and note[0] == "norm":
             return self.flow.norm(note[1].name, note[1].kind, self._given(note[2]), note[3])
         if note is not None:
             return self.flow.sum(self._given(note[1]), self._given(note[2]), note[3], note[4])
-        if hasattr(fn, "variable"):
+        fn = edge[0]
+        kind = type(fn).__name__
+        if kind == LEAF:
             name = self.parameters.get(id(fn.variable))
-            return self.flow.start(-1) if name is None else Given(parameter=name, dims=fn.variable.dim())
-        op = op_name(type(fn).__name__)
-        given = [self._given((parent, nr)) for parent, nr in fn.next_functions]
+            return self.flow.start(-1) if name is None else Given(None, name, None, fn.variable.dim())
+        op = op_name(kind)
+        given = [self._given(parent) for parent in parents]
         if op in ("mul", "div"):
             given = [_constant(fn, g, i) for i, g in enumerate(given)]
-        return self.flow.add(op, given, self._call_of(node_number(fn)), float(getattr(fn, "_saved_alpha", 1) or 1))
+        alpha = float(getattr(fn, "_saved_alpha", 1) or 1) if op == "add" else 1.0
+        return self.flow.add(op, given, self._call_of(number), alpha)
 
 
-def _edge(t: Tensor) -> tuple[Any, int]:
+Edge = tuple[Any, int]  # a node of autograd's graph, or None, and which of its outputs
+LEAF = "AccumulateGrad"  # the class of nodes that stand for a parameter, or for an input with a gradient
+
+
+def _number(fn: Any) -> int:
+    return -1 if type(fn).__name__ == LEAF else node_number(fn)
+
+
+def _edge(t: Tensor) -> Edge:
     if t.grad_fn is None:
         return (None, 0) if not t.requires_grad else (t.expand_as(t).grad_fn.next_functions[0][0], 0)  # type: ignore[union-attr]
     return t.grad_fn, t.output_nr

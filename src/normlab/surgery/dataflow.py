@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .blocks import Group, group
-from .branches import Branch, branch_of, norm_name
+from .branches import Branch, branch_of, kind_of, norm_name
 from .find import Survey
 from .flow import Flow, Node
 from .placing import block_placement, stack_placement
@@ -52,16 +52,15 @@ def _why_none(flow: Flow, streams: Streams) -> str:
 
 def _attention(flow: Flow) -> list[AttentionSite]:
     found = {}
-    for node in flow.nodes:
-        if flow.attends(node.at):
-            name = flow.calls[node.call].name if node.call >= 0 else ""
-            found[name] = AttentionSite(name, "function" if "scaleddotproduct" in node.op else "by hand")
+    for node in (flow.nodes[i] for i in sorted(flow.attending)):
+        name = flow.calls[node.call].name if node.call >= 0 else ""
+        found[name] = AttentionSite(name, "function" if "scaleddotproduct" in node.op else "by hand")
     return list(found.values())
 
 
 def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     flow = streams.flow
-    kinds = [branch_of(streams, s, [], False).kind for s in chain]
+    kinds = [kind_of(streams, s) for s in chain]
     groups, _ = group(flow, [flow.nodes[s.node].call for s in chain], kinds)
     groups = [g for g in groups if _is_block(streams, [chain[i] for i in g.members])]
     if not groups:
@@ -70,10 +69,11 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     first, last = min(places), max(places)
     blocks: list[Block] = []
     for g in groups:
-        branches = tuple(_branch(streams, chain, i, g) for i in g.members)
+        branches = tuple(_branch(streams, chain, i, g, groups) for i in g.members)
         blocks.append(_block(flow, g, branches, len(blocks)))
     entered = [n for s in chain[: first + 1] for n in streams.norms_on(s.path)]
-    owned = {name for b in blocks for branch in b.branches for name in branch.stream}
+    late = {norm_name(flow, n) for n in _one_block_late(streams, chain, groups)}  # the last block's, and the stack's
+    owned = {name for b in blocks for branch in b.branches for name in branch.stream} - late
     twins = streams.twins(chain)
     left = [norm_name(flow, n) for n in streams.ahead(max([chain[-1].node, *twins]))]
     final = tuple(dict.fromkeys(n for n in left if n not in owned)) if chain[last] is chain[-1] else ()
@@ -93,10 +93,10 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
 
 
 def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
-    return any(streams.has(s, "matrix", "mixer") for s in sums)
+    return any(not streams.flow.weighty.isdisjoint(s.region) for s in sums)
 
 
-def _branch(streams: Streams, chain: list[Sum], place: int, g: Group) -> Branch:
+def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: list[Group]) -> Branch:
     """With the norms on the stream after its sum, as far as they belong to the block."""
     s = chain[place]
     if place + 1 < len(chain):
@@ -104,7 +104,8 @@ def _branch(streams: Streams, chain: list[Sum], place: int, g: Group) -> Branch:
     else:
         # After the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
         # block has no module, whether the sum before it in the stream is followed by a norm.
-        after = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
+        own = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
+        after = own or _one_block_late(streams, chain, groups)
     parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
     return branch_of(streams, s, after, parallel or _two_in_one(streams, s))
 
@@ -117,6 +118,19 @@ def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:
             return not block or norm.site.startswith(block + ".")
         return g.call in flow.stack_of(norm.call)
     return len(chain) > 1 and bool(streams.norms_on(chain[-1].path))
+
+
+def _one_block_late(streams: Streams, chain: list[Sum], groups: list[Group]) -> list[Node]:
+    """The first norm after the last sum, where every block but the last leaves the norm after its last sum to the next one, which
+    begins with it on the stream (MiniMax): after the last block the stack's own norm is that norm."""
+    modules = [g for g in groups if g.call is not None]
+    if len(groups) < 2 or len(modules) < len(groups) or groups[-1].members[-1] != len(chain) - 1:
+        return []
+    for g in groups[:-1]:
+        after = streams.norms_on(chain[g.members[-1] + 1].path)
+        if not after or any(_belongs(streams, n, g, chain) for n in after):
+            return []
+    return streams.ahead(chain[-1].node)[:1]
 
 
 def _starts_before(previous: Sum, s: Sum) -> bool:
@@ -138,7 +152,7 @@ def _two_in_one(streams: Streams, s: Sum) -> bool:
             if i in s.region and i not in region:
                 region.add(i)
                 waiting += flow.nodes[i].inputs
-        attends.append(any(flow.attends(i) for i in region))
+        attends.append(not flow.attending.isdisjoint(region))
     return attends.count(True) == 1
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import NamedTuple
 
 MATRIX = {
@@ -73,6 +74,7 @@ class Given(NamedTuple):
 CONSTANT = Given()
 
 
+@cache
 def op_name(name: str) -> str:
     """aten.add_.Tensor, AddBackward0 -> add.
 
@@ -121,8 +123,10 @@ class Flow:
     # ---- nodes
 
     def _put(self, op: str, role: str, inputs: Sequence[int], call: int, **details: object) -> Given:
-        self.nodes.append(Node(len(self.nodes), op, role, tuple(dict.fromkeys(inputs)), call, **details))  # type: ignore[arg-type]
-        return Given(node=len(self.nodes) - 1)
+        at = len(self.nodes)
+        one = tuple(inputs) if len(inputs) < 2 else tuple(dict.fromkeys(inputs))
+        self.nodes.append(Node(at, op, role, one, call, **details))  # type: ignore[arg-type]
+        return Given(at)
 
     def norm(self, site: str, kind: str, x: Given, call: int) -> Given:
         return self._put("norm", "norm", [] if x.node is None else [x.node], call, site=site, kind=kind)
@@ -138,9 +142,16 @@ class Flow:
 
     def add(self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0) -> Given:
         """What an operator makes: a node, or, of parameters or constants alone, a parameter or a constant again."""
-        acts = [g.node for g in given if g.node is not None]
-        learned = [g for g in given if g.parameter is not None]
-        rest = len(given) - len(acts) - len(learned)
+        acts: list[int] = []
+        learned: list[Given] = []
+        rest = 0
+        for g in given:
+            if g.node is not None:
+                acts.append(g.node)
+            elif g.parameter is not None:
+                learned.append(g)
+            else:
+                rest += 1
         if not acts:
             if not learned:
                 return CONSTANT
@@ -175,9 +186,40 @@ class Flow:
             return self._put(op, "carry", acts, call)
         return self._put(op, "other", acts, call)
 
-    def attends(self, index: int) -> bool:
-        """scaled_dot_product_attention, or a softmax of a product of two activations' matrices?"""
-        node = self.nodes[index]
+    @cached_property
+    def attending(self) -> set[int]:
+        """scaled_dot_product_attention, and each softmax of a product of two activations' matrices. Of a finished flow."""
+        return {
+            node.at for node in self.nodes if ("softmax" in node.op or "scaleddot" in node.op) and self._attends(node)
+        }
+
+    @cached_property
+    def matrices(self) -> set[int]:
+        return {node.at for node in self.nodes if node.role == "matrix"}
+
+    @cached_property
+    def mixers(self) -> set[int]:
+        return {node.at for node in self.nodes if node.role == "mixer"}
+
+    @cached_property
+    def weighty(self) -> set[int]:
+        return self.matrices | self.mixers
+
+    @cached_property
+    def mixing(self) -> set[int]:
+        """Where positions meet: mixers, and convolutions."""
+        return self.mixers | {node.at for node in self.nodes if "conv" in node.op}
+
+    @cached_property
+    def functions(self) -> dict[int, list[int]]:
+        """Norms that are no modules, by the call they were made in. Of a finished flow."""
+        found: dict[int, list[int]] = {}
+        for node in self.nodes:
+            if node.role == "norm" and node.site is None:
+                found.setdefault(node.call, []).append(node.at)
+        return found
+
+    def _attends(self, node: Node) -> bool:
         if "scaleddotproduct" in node.op:
             return True
         if node.op not in ("softmax", "safesoftmax"):

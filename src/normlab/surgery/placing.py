@@ -31,7 +31,10 @@ def block_placement(branches: tuple[Branch, ...]) -> str:
     shapes = [shape_of(b) for b in branches]
     kinds = [b.kind for b in branches]
     one = set(shapes)
-    if one == {"post"}:
+    if one == {"post"} or one == {
+        "post",
+        "post+sub",
+    }:  # an inner norm in one kind of sub-layer alone is that sub-layer's own
         return _post(branches)
     if one == {"none"}:
         return "rezero" if all(b.learned_number for b in branches) else "none"

@@ -50,7 +50,8 @@ class NormSite:
         weight = self.weight
         if weight is None:
             return None
-        gain = weight.detach().float() + (self.gain == "offset")
+        gain = weight.detach().float()
+        gain = gain + 1 if self.gain == "offset" else gain
         return gain if self.gain_scale == 1 else gain * self.gain_scale
 
     def to_dict(self) -> dict[str, Any]:

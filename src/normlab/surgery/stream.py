@@ -73,8 +73,8 @@ class Streams:
             return
         best = min(found, key=lambda s: len(s.path))
         inner = self.sums.get(self.back(best.branch)[0][-1])
-        held = [self.sums[i] for i in best.region if i in self.sums]
-        skips = any(self.flow.attends(i) for s in held for i in s.region)
+        held = [self.sums[i] for i in best.region & self.sums.keys()]
+        skips = any(not self.flow.attending.isdisjoint(s.region) for s in held)
         if skips or (inner is not None and self._carries(inner, best.path[0])):
             # Deep side and an earlier value of the stream, or one that skipped whole layers: it goes on through the deep side.
             if inner is not None:
@@ -100,14 +100,14 @@ class Streams:
         passed: set[int] = set()  # branches of the sums that were gone back over
         for _ in range(LEVELS):
             region, taps = self._between(branch, stream, min(stream))
-            if passed and (region & passed or any(i in self.sums for i in region)):
+            if passed and (region & passed or not region.isdisjoint(self.sums)):
                 return None  # from further back, but through sums or their branches: a second stream, not a parallel branch
-            through = (self.sums[i].end for i in region if i in self.sums)
+            through = (self.sums[i].end for i in region & self.sums.keys())
             if any(end not in region and end not in stream for end in through):
                 return (
                     None  # another stream runs through it: what was taken for a carry is a bias that many layers share
                 )
-            if taps and any(self.flow.nodes[i].role in ("matrix", "mixer") for i in region):
+            if taps and not self.flow.weighty.isdisjoint(region):
                 return Sum(index, path, branch, region, taps, before, bridges)
             if at is None:
                 return None
@@ -136,7 +136,7 @@ class Streams:
                 after.setdefault(s.before, []).append(s.node)
         inside: set[int] = set()
         for s in self.sums.values():
-            inside |= {i for i in s.region if i in self.sums}
+            inside |= s.region & self.sums.keys()
         chains, taken = [], set()
         for first in sorted(self.sums):
             if first in taken or first in inside:
@@ -172,9 +172,6 @@ class Streams:
         return [u for each in found for u in each] if all(found) else []
 
     # ---- around a branch
-
-    def has(self, s: Sum, *roles: str) -> bool:
-        return any(self.flow.nodes[i].role in roles for i in s.region)
 
     def norms_on(self, path: list[int]) -> list[Node]:
         """In the order they were passed through."""

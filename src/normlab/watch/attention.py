@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from .frames import AttentionFrame
 
 HIDDEN = -5e3  # a score or an additive mask below this hides its key: masks add -1e4, a type's lowest value or -inf
-SOFTMAXES = (nn.functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax)
+SOFTMAXES = frozenset((nn.functional.softmax, torch.softmax, Tensor.softmax, torch.special.softmax))
 
 
 class SeeAttention(TorchFunctionMode):
@@ -25,8 +25,8 @@ class SeeAttention(TorchFunctionMode):
         self.see, self.in_a_block = see, in_a_block
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         if func is nn.functional.scaled_dot_product_attention:
             self.see(_of_function(*args, **kwargs))
         elif func in SOFTMAXES and self.in_a_block() and (frame := _of_softmax(*args, **kwargs)) is not None:

@@ -10,27 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .frames import NormFrame, Probe, StepFrame, rms
-
-FEW = 512  # rows looked at
+from .frames import FEW, NormFrame, NormFrames, NormProbe, Probe, StepFrame, rms, some
 
 
-class EpsShare(Probe):
+class EpsShare(NormProbe):
     """eps_share = mean of eps / (variance + eps): what part of a norm's denominator is its eps. Of RMSNorm the mean square
     stands in place of the variance; of BatchNorm the variance is a feature's, of the others a token's."""
 
-    on = "norm"
-
-    def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
-        kind, rows = frame.site.kind, frame.x_rows
-        if kind not in ("layer", "rms", "batch") or len(rows) < 2:
+    def measure_all(self, frames: NormFrames) -> Mapping[str, Tensor]:
+        kind, rows = frames.sites[0].kind, frames.x
+        if kind not in ("layer", "rms", "batch") or rows.shape[-2] < 2:
             return {}
         if kind == "batch":
-            var = rows.var(0, correction=0)
+            var = rows.var(-2, correction=0)
         else:
-            rows = rows if len(rows) <= FEW else rows[:: -(-len(rows) // FEW)]
-            var = rows.square().mean(1) if kind == "rms" else rows.var(1, correction=0)
-        return {"eps_share": (frame.site.eps / (var + frame.site.eps)).mean()}
+            rows = some(rows)
+            var = rows.square().mean(-1) if kind == "rms" else rows.var(-1, correction=0)
+        eps = torch.tensor([[site.eps] for site in frames.sites], device=rows.device)
+        return {"eps_share": (eps / (var + eps)).mean(-1)}
 
 
 class RunningDistance(Probe):
@@ -58,7 +55,7 @@ class Unmoved(Probe):
         sites = {}
         for block in frame.blocks:
             stuck, asked = [], []
-            for p in block.module.parameters():
+            for p in frame.parameters_of(block):
                 if p in frame.before and p.grad is not None and p.dim() > 1 and p.element_size() == 2:
                     had = p.grad != 0
                     asked.append(had.sum())
@@ -82,7 +79,7 @@ class WeightScale(Probe):
         inside: set[nn.Module] = set()
         for block in frame.blocks:
             inside.update(block.module.modules())
-            scales = [_scale(p) for p in block.module.parameters() if p.dim() in (2, 3)]
+            scales = [_scale(p) for p in frame.parameters_of(block) if p.dim() in (2, 3)]
             if scales:
                 sites[block.name] = torch.stack(scales).max()
         for name, module in frame.model.named_modules():
@@ -146,10 +143,15 @@ class Accumulated:
 
     def __init__(self, model: nn.Module | None) -> None:
         every = () if model is None else model.parameters()
-        wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
-        self.parameter = min(wanted, key=lambda p: p.numel(), default=None)
+        self._wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
         self._sum: Tensor | None = None
         self._last: Tensor | None = None
+        self._handle: Any = None
+        self._choose(self._wanted)
+
+    def _choose(self, among: list[nn.Parameter]) -> None:
+        self.close()
+        self.parameter = min(among, key=lambda p: p.numel(), default=None)
         self._handle = None if self.parameter is None else self.parameter.register_hook(self._see)
 
     def _see(self, grad: Tensor) -> None:
@@ -160,6 +162,8 @@ class Accumulated:
     def measure(self) -> dict[str, dict[str, Tensor]]:
         """Before the optimizer step."""
         grad = None if self.parameter is None else self.parameter.grad
+        if grad is None:  # nothing flows to it (XLNet's mask embedding): from the next step on, another
+            self._choose([p for p in self._wanted if p.grad is not None] or self._wanted)
         if grad is None or self._sum is None or self._last is None or grad.is_sparse:
             return {}
         g = grad.detach().float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -68,6 +68,58 @@ def _features_last(site: NormSite, t: Tensor) -> Tensor:
     return t.detach().movedim(site.channel_dim, -1).flatten(-site.axes).flatten(0, -2)
 
 
+FEW = 512  # rows that geometry looks at; more change nothing but the price
+SMALL = 2**16  # elements: below, operators take longer to start than to run, and norms are measured together
+
+
+class NormFrames:
+    """Norms of one kind and one shape, measured together: rows are (norms, tokens, features)."""
+
+    def __init__(self, frames: Sequence[NormFrame]) -> None:
+        self.frames = tuple(frames)
+        self.sites = [frame.site for frame in frames]
+
+    @staticmethod
+    def alike(frame: NormFrame) -> Any:
+        """What those that are measured together have in common."""
+        site, mask = frame.site, frame.mask
+        return (site.kind, site.channel_dim % frame.x.dim(), site.axes, frame.x.shape, frame.y.shape, frame.x.dtype,
+                frame.y.dtype, frame.running is None, None if mask is None else (mask.data_ptr(), mask.stride(), mask.shape))  # fmt: skip
+
+    def _rows(self, tensors: list[Tensor], masked: bool = True) -> Tensor:
+        site, mask = self.sites[0], self.frames[0].mask
+        rank = tensors[0].dim()
+        t = torch.stack(tensors).movedim(1 + site.channel_dim % rank, -1).flatten(-site.axes).flatten(1, -2)
+        if mask is not None and masked:
+            t = t[:, self.real]
+        return t.float()
+
+    @cached_property
+    def real(self) -> Tensor:
+        mask = self.frames[0].mask
+        assert mask is not None
+        return mask.flatten().nonzero().squeeze(1)
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self._rows([frame.x for frame in self.frames])
+
+    @cached_property
+    def y(self) -> Tensor:
+        return self._rows([frame.y for frame in self.frames])
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """Inputs with their padding."""
+        return self._rows([frame.x for frame in self.frames], masked=False)
+
+
+def some(rows: Tensor, count: int = FEW) -> Tensor:
+    """Evenly spaced rows of (..., rows, features): no randomness, the same for the same shape."""
+    n = rows.shape[-2]
+    return rows if n <= count else rows[..., :: -(-n // count), :]
+
+
 @dataclass(frozen=True)
 class BlockFrame:
     """What entered and what left a block: the stream; in a "block gradient" frame, the gradient of what left."""
@@ -109,6 +161,14 @@ class StepFrame:
     blocks: list[BlockSite]
     before: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
     first: bool = False  # the run's first recorded step; none of a run that goes on
+    own: Mapping[str, list[nn.Parameter]] = field(
+        default_factory=dict
+    )  # parameters by block, where they have been listed
+
+    def parameters_of(self, block: BlockSite) -> list[nn.Parameter]:
+        """Listed once a step: going through a model's modules takes longer than most of what is computed of them."""
+        found = self.own.get(block.name)
+        return list(block.module.parameters()) if found is None else found
 
 
 class Probe:
@@ -133,6 +193,18 @@ class Probe:
         return type(self).__name__
 
     def measure(self, frame: Any) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
+class NormProbe(Probe):
+    """A probe of norms that measures several at once: ``measure_all(frames)`` returns {quantity: one value per norm}."""
+
+    on = "norm"
+
+    def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
+        return {quantity: values[0] for quantity, values in self.measure_all(NormFrames([frame])).items()}
+
+    def measure_all(self, frames: NormFrames) -> Mapping[str, Tensor]:
         raise NotImplementedError
 
 

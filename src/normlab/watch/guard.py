@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .._torch import unseen
+
 Failed = Callable[[str, BaseException], None]  # (what, why)
 
 
@@ -20,7 +22,8 @@ class Guard:
             if what in self.off:
                 return None
             try:
-                return hook(*args, **kwargs)
+                with unseen():  # a mode that looks for attention need not see what is computed here
+                    return hook(*args, **kwargs)
             except Exception as error:  # whatever it is: the model's own computation goes on
                 self.off.add(what)
                 self.failed(what, error)

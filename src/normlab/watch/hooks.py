@@ -1,6 +1,6 @@
 """Where the watch looks: hooks on a model's norms, residual sums, blocks and attention. They change nothing.
 
-On idle steps each is one flag test (and each block's extremes, for the trace). Of a recorded step the first forward in training
+On idle steps there are hooks on blocks alone, for the trace: each block's extremes. Of a recorded step the first forward in training
 mode counts: later micro-batches, evaluations and recomputations pass by. A forward without gradients finds no hook inside the
 model: torch's fast paths, which look for hooks, run as they would without a watch. A hook that fails is switched off.
 """
@@ -50,11 +50,16 @@ class Hooks:
         self.attention_calls = 0
         self._masks = Masks(model)
         self._by_norm = {id(site.module): site for site in self.norms}
+        self._residuals = surgery.find_residuals(model)
+        self._tellers = [  # they tell how a mask lies, or compute attention out of sight
+            (n, m) for n, m in model.named_modules() if isinstance(m, (nn.MultiheadAttention, nn.Embedding))
+        ]
         self._running_before: dict[str, tuple[Tensor, Tensor]] = {}
         self._guard = Guard(failed)
         self.placement = Placement(model, survey, self._guard, budget)
         self._outer: list[Any] = []  # handles of hooks on the model itself
-        self._inner: list[Any] = []  # and on what is inside of it
+        self._inner: list[Any] = []  # on what is inside of it, in recorded steps
+        self._at_blocks: list[Any] = []  # and on its blocks, in every step that has a trace
         self._registered = self._running = False
         self._mode: SeeAttention | None = None
         self.attention_sites: list[str] = []  # of all steps, in the order they were first seen
@@ -66,8 +71,11 @@ class Hooks:
         """The next step, recorded or not."""
         self.active = active
         self.placement.forget()  # what the last step did not complete
-        if self._registered and not self._inner:
-            self._attach()
+        with self.budget:
+            if not active:
+                self._take_off(self._inner)
+            if self._registered:
+                self._attach()
         if active:
             self._forwards = 0
             self._forget()
@@ -99,37 +107,46 @@ class Hooks:
             self.placement.expect()
 
     def _attach(self) -> None:
-        keep, guard = self._inner.append, self._guard
+        """What this step needs and is not there yet."""
+        guard = self._guard
+        if not self._at_blocks and (self.active or self.trace is not None):
+            keep = self._at_blocks.append
+            for block in self.blocks:
+                what = f"block {block.name}"
+                keep(block.module.register_forward_pre_hook(guard(what, self._block_pre_hook(block))))
+                after = guard(what, self._block_hook(block))
+                keep(block.module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        if self._inner or not self.active:
+            return
+        keep = self._inner.append
         for site in self.norms:
             hook = guard(f"norm {site.name}", self._norm_hook(site))
             keep(site.module.register_forward_hook(hook, with_kwargs=True))
             if running_statistics(site.module) is not None:
                 keep(site.module.register_forward_pre_hook(guard(f"norm {site.name}", self._running_hook(site))))
-        for name, residual in surgery.find_residuals(self.model):
+        for name, residual in self._residuals:
             keep(residual.register_forward_hook(guard(f"sum {name}", self._residual_hook)))
-        for name, module in self.model.named_modules():
+        for name, module in self._tellers:
             if isinstance(module, nn.MultiheadAttention):
                 hook = guard(f"attention {name}", self._multihead_hook)
                 keep(module.register_forward_pre_hook(hook, with_kwargs=True))
-            elif isinstance(module, nn.Embedding):
-                keep(module.register_forward_pre_hook(guard(f"embedding {name}", self._embedding_hook)))
-        for block in self.blocks:
-            before, after = self._block_pre_hook(block), self._block_hook(block)
-            keep(block.module.register_forward_pre_hook(guard(f"block {block.name}", before)))
-            after = guard(f"block {block.name}", after)
-            keep(block.module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            else:
+                keep(module.register_forward_hook(guard(f"embedding {name}", self._embedding_hook)))
+
+    @staticmethod
+    def _take_off(handles: list[Any]) -> None:
+        for handle in handles:
+            handle.remove()
+        handles.clear()
 
     def _detach(self) -> None:
         self.placement.forget()
-        for handle in self._inner:
-            handle.remove()
-        self._inner = []
+        self._take_off(self._inner)
+        self._take_off(self._at_blocks)
 
     def unregister(self) -> None:
         self._detach()
-        for handle in self._outer:
-            handle.remove()
-        self._outer = []
+        self._take_off(self._outer)
         self._registered = False
 
     # ---- the model as a whole
@@ -138,8 +155,7 @@ class Hooks:
         if not torch.is_grad_enabled() and not recomputing():
             self._detach()  # until the next forward that trains
             return
-        if not self._inner:
-            self._attach()
+        self._attach()
         self._running = True
         if self.trace is not None:
             self.trace.begin()
@@ -174,16 +190,17 @@ class Hooks:
 
     def leave(self) -> None:
         self.given = None
+        self._masks.done()
         self._running = False
         self._open, self._sums = {}, {}
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
 
-    def _embedding_hook(self, module: nn.Module, args: Any) -> None:
-        if self.active and self._masks.asks and args:
+    def _embedding_hook(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.active and self.given is not None and self._masks.asks and args:
             with self.budget:
-                self._masks.embedded(args[0])
+                self._masks.embedded(args[0], output)
 
     @property
     def masks_unused(self) -> dict[str, str]:
@@ -233,7 +250,8 @@ class Hooks:
                 return
             mask = self._masks.fitting(site.name, x, site.channel_dim)
             if mask is None and site.kind == "batch" and self.given is not None:
-                mask = self._masks.like(inferred((*self.given[0], *self.given[1].values())), x, site.channel_dim)
+                padded = inferred((*self.given[0], *self.given[1].values()))
+                mask = self._masks.like(site.name, padded, x, site.channel_dim)
             x, y_value = x.detach(), y.detach()
             training = site.module.training
             if first and not again:
@@ -266,33 +284,38 @@ class Hooks:
         return hook
 
     def _block_hook(self, block: surgery.BlockSite) -> Callable[..., None]:
+        trace, budget, name = self.trace, self.budget, block.name
+
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._inside and self._inside[-1] == block.name:
-                self._inside.pop()
-            if not (self.active or self.trace is not None):
-                return
-            with self.budget:
-                carries, again = carrier(output), recomputing()
-                if self.active and again and carries is not None and block.name in self.blocks_seen:
-                    self._ask_gradient(block, carries)  # a checkpoint that re-enters: the first pass had no graph
-                    return
-                if again:
-                    return
-                first = self.active and block.name not in self.blocks_seen
-                if first:
-                    self.blocks_seen.add(block.name)
-                if carries is None:
-                    return
-                if self.trace is not None:
-                    self.trace.note(block.name, output)
-                if not first:
-                    return
-                if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
-                    self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
-                else:
-                    self._see_block(block, _given(args, kwargs), output, carries)
+            if self.active:
+                self._see_output_of(block, args, kwargs, output)
+            elif trace is not None and not recomputing():  # of every step: as little as it takes
+                began = budget.clock()
+                trace.note(name, output)
+                budget.spent += budget.clock() - began
 
         return hook
+
+    def _see_output_of(self, block: surgery.BlockSite, args: Any, kwargs: Any, output: Any) -> None:
+        if self._inside and self._inside[-1] == block.name:
+            self._inside.pop()
+        with self.budget:
+            carries, again, seen = carrier(output), recomputing(), block.name in self.blocks_seen
+            if again and carries is not None and seen:
+                self._ask_gradient(block, carries)  # a checkpoint that re-enters: the first pass had no graph
+            if again:
+                return
+            self.blocks_seen.add(block.name)
+            if carries is None:
+                return
+            if self.trace is not None:
+                self.trace.note(block.name, output)
+            if seen:
+                return
+            if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
+                self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
+            else:
+                self._see_block(block, _given(args, kwargs), output, carries)
 
     def _see_block(self, block: surgery.BlockSite, given: Any, output: Any, carries: Tensor | None) -> None:
         x, y = self._stream(given), surgery.stream_of(output)
@@ -366,10 +389,11 @@ class Hooks:
                 self.ask("attention", site, replace(frame, site=site))
 
     def _multihead_hook(self, module: nn.MultiheadAttention, args: Any, kwargs: Any = None) -> None:
-        if not self.active or kwargs is None or recomputing() or self._mode is None:
+        if not self.active or kwargs is None or recomputing() or self.given is None:
             return
         with self.budget:
-            frame = of_module(module, args, kwargs)
+            self._masks.attended(_given(args, kwargs), module.batch_first)
+            frame = None if self._mode is None else of_module(module, args, kwargs)
         if frame is not None:
             self._see_attention(frame)
 

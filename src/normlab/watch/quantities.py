@@ -17,18 +17,11 @@ from .._torch import foreach_norm, foreach_sub
 from ..errors import unknown
 from .attention import HIDDEN
 from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
-from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, Probe, StepFrame, rms
+from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, NormFrames, NormProbe, Probe, StepFrame, rms, some
 from .statistics_flow import IdentityWeight, StatisticGradients, WithinTwo
 
-FEW = 512  # rows that geometry looks at; more change nothing but the price
 
-
-def _some(rows: Tensor, count: int = FEW) -> Tensor:
-    """Evenly spaced rows: no randomness, the same for the same shape."""
-    return rows if len(rows) <= count else rows[:: -(-len(rows) // count)]
-
-
-class BatchDrift(Probe):
+class BatchDrift(NormProbe):
     """How far this batch's statistics lie from their running average: what BatchNorm sees here, or would see.
 
         batch_mean_distance = mean over features of |running mean - batch mean| / batch deviation
@@ -40,47 +33,46 @@ class BatchDrift(Probe):
     Shen et al. 2020 (arXiv 2003.07845) plot these; the normalization is that of arXiv 2210.05153.
     """
 
-    on = "norm"
     momentum = 0.1
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
-    def _distance(
-        self, key: tuple[str, str], rows: Tensor, own: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor] | None:
-        var, mean = torch.var_mean(rows, 0, correction=0)
-        before = self._running.get(key)
-        if own is not None:
-            before = (own[0].float(), own[1].float())
-        elif before is None:
-            self._running[key] = (mean, var)
-        else:
-            self._running[key] = tuple(
-                old + self.momentum * (new - old) for old, new in zip(before, (mean, var), strict=True)
-            )  # type: ignore[assignment]
-        if before is None:
-            return None
-        deviation = torch.sqrt(var + 1e-12)
-        return ((before[0] - mean).abs() / deviation).mean(), (
-            torch.sqrt(before[1] + 1e-12) / deviation - 1
-        ).abs().mean()
-
-    def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
-        if len(frame.x_rows) < 2:
+    def measure_all(self, frames: NormFrames) -> Mapping[str, Tensor]:
+        if frames.x.shape[-2] < 2:
             return {}
         # Power keeps a mean square and no mean: not these two quantities.
-        own = frame.running if frame.site.kind != "power" else None
-        found: dict[str, Tensor] = {}
-        real = self._distance((frame.site.name, "real"), frame.x_rows, own)
-        if real is not None:
-            found |= {"batch_mean_distance": real[0], "batch_var_distance": real[1]}
-        if frame.mask is not None:
-            padded = self._distance((frame.site.name, "padded"), frame.padded_rows, None)
-            if padded is not None:
-                found |= {"batch_mean_distance_padded": padded[0], "batch_var_distance_padded": padded[1]}
-            found["padding_share"] = 1 - frame.mask.float().mean()
+        own = None
+        if frames.frames[0].running is not None and frames.sites[0].kind != "power":
+            own = [frame.running for frame in frames.frames]
+        found = self._distances(frames, "real", frames.x, own, "")
+        mask = frames.frames[0].mask
+        if mask is not None:
+            found |= self._distances(frames, "padded", frames.padded, None, "_padded")
+            found["padding_share"] = (1 - mask.float().mean()).expand(len(frames.sites))
         return found
+
+    def _distances(self, frames: NormFrames, what: str, rows: Tensor, own: Any, suffix: str) -> dict[str, Tensor]:
+        var, mean = torch.var_mean(rows, -2, correction=0)
+        keys = [(site.name, what) for site in frames.sites]
+        known = own if own is not None else [self._running[key] for key in keys if key in self._running]
+        before = None
+        if len(known) == len(keys):
+            before = torch.stack([pair[0] for pair in known]).float(), torch.stack([pair[1] for pair in known]).float()
+        if before is None:  # nothing to compare with yet
+            for key, pair in zip(keys, zip(mean.unbind(0), var.unbind(0), strict=True), strict=True):
+                self._running.setdefault(key, pair)
+            return {}
+        if own is None:
+            moved = [
+                torch.lerp(old, new, self.momentum).unbind(0) for old, new in zip(before, (mean, var), strict=True)
+            ]
+            self._running |= zip(keys, zip(*moved, strict=True), strict=True)
+        deviation = torch.sqrt(var + 1e-12)
+        return {
+            f"batch_mean_distance{suffix}": ((before[0] - mean).abs() / deviation).mean(-1),
+            f"batch_var_distance{suffix}": (torch.sqrt(before[1] + 1e-12) / deviation - 1).abs().mean(-1),
+        }
 
 
 class GradientThroughStatistics(Probe):
@@ -152,7 +144,7 @@ def _float(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.detach().float()
 
 
-class Geometry(Probe):
+class Geometry(NormProbe):
     """Where vectors lie after a norm, and what they were like before it.
 
         length        mean |y| / sqrt(d);  length_spread: its deviation over its mean
@@ -165,37 +157,39 @@ class Geometry(Probe):
     Lengths and the hyperplane: Brody, Alon, Yahav 2023 (arXiv 2305.02582).
     """
 
-    on = "norm"
-
-    def measure(self, frame: NormFrame) -> Mapping[str, Tensor]:
-        x, y = _some(frame.x_rows), _some(frame.y_rows)
-        if len(y) < 2:
+    def measure_all(self, frames: NormFrames) -> Mapping[str, Tensor]:
+        x, y = some(frames.x), some(frames.y)
+        n, d = y.shape[-2:]
+        if n < 2:
             return {}
-        d = y.shape[1]
-        lengths = torch.linalg.vector_norm(y, dim=1)
+        lengths = torch.linalg.vector_norm(y, dim=-1)
         safe = lengths + 1e-30
         ratio = lengths / math.sqrt(d)
-        unit = y / safe[:, None]
-        n = len(y)
-        cosine = (unit.sum(0).square().sum() - n) / (n * (n - 1))
-        across = (y.sum(1).abs() / math.sqrt(d) / safe).clamp(max=1)
-        feature, token = x.square().mean(0).sqrt(), x.square().mean(1).sqrt()
+        length = ratio.mean(-1)
+        together = torch.linalg.vector_norm((y / safe[..., None]).sum(-2), dim=-1)
+        across = (y.sum(-1).abs() / math.sqrt(d) / safe).clamp(max=1)
+        square = x.square()
+        feature, token = square.mean(-2).sqrt(), square.mean(-1).sqrt()
         return {
-            "length": ratio.mean(),
-            "length_spread": ratio.std() / (ratio.mean() + 1e-30),
-            "mean_angle": torch.rad2deg(torch.asin(across)).mean(),
-            "anisotropy": cosine,
+            "length": length,
+            "length_spread": ratio.std(-1) / (length + 1e-30),
+            "mean_angle": torch.rad2deg(torch.asin(across).mean(-1)),
+            "anisotropy": (together.square() - n) / (n * (n - 1)),
             "kurtosis_in": _kurtosis(x),
             "kurtosis_out": _kurtosis(y),
-            "outlier_features": (feature > 6 * feature.median()).float().mean(),
-            "outlier_tokens": (token > 6 * token.median()).float().mean(),
+            "outlier_features": _beyond(feature),
+            "outlier_tokens": _beyond(token),
         }
 
 
 def _kurtosis(t: Tensor) -> Tensor:
-    centered = t - t.mean()
-    square = centered.square()
-    return square.square().mean() / (square.mean().square() + 1e-30)
+    square = (t - t.mean((-2, -1), keepdim=True)).square()
+    return square.square().mean((-2, -1)) / (square.mean((-2, -1)).square() + 1e-30)
+
+
+def _beyond(t: Tensor) -> Tensor:
+    """The share above 6 medians."""
+    return (t > 6 * t.median(-1, keepdim=True).values).float().mean(-1)
 
 
 class Stream(Probe):
@@ -217,10 +211,10 @@ class Stream(Probe):
     def measure(self, frame: BlockFrame) -> Mapping[str, Tensor]:
         if frame.y is None:
             return {}
-        y = _some(frame.rows(frame.y))
+        y = some(frame.rows(frame.y))
         found = {"stream_rms": rms(y)}
         if frame.x is not None and frame.x.shape == frame.y.shape:
-            x = _some(frame.rows(frame.x))
+            x = some(frame.rows(frame.x))
             cosine = torch.nn.functional.cosine_similarity(x, y, dim=-1)
             found |= {"branch_share": rms(y - x) / (rms(y) + 1e-30), "cosine": cosine.mean(),
                       "angle": (torch.acos(cosine.clamp(-1, 1)) / math.pi).mean()}  # fmt: skip
@@ -251,7 +245,7 @@ class ParameterGradient(Probe):
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         sites: dict[str, Tensor] = {}
         for block in frame.blocks:
-            grads = [p.grad for p in block.module.parameters() if p.grad is not None]
+            grads = [p.grad for p in frame.parameters_of(block) if p.grad is not None]
             if grads:
                 sites[block.name] = _norm(grads)
         every = [p.grad for p in frame.model.parameters() if p.grad is not None]
@@ -274,18 +268,26 @@ class Gains(Probe):
 
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {"gain_rms": {}, "gain_max": {}, "gain_drift": {}, "gain_grad": {}}
+        alike: dict[Any, dict[str, Tensor]] = {}
+        grads: dict[str, Tensor] = {}
         for site in frame.norms:
             weight, gain = site.weight, site.factor()
             if weight is None or gain is None:
                 continue
-            start = self._start.setdefault(site.name, gain.clone())
-            found["gain_rms"][site.name] = rms(gain)
-            found["gain_max"][site.name] = gain.abs().max()
-            found["gain_drift"][site.name] = torch.linalg.vector_norm(gain - start) / (
-                torch.linalg.vector_norm(start) + 1e-30
-            )
+            self._start.setdefault(site.name, gain.clone())
+            alike.setdefault((gain.shape, gain.device), {})[site.name] = gain
             if weight.grad is not None:
-                found["gain_grad"][site.name] = torch.linalg.vector_norm(weight.grad.float())
+                grads[site.name] = weight.grad.float()
+        for gains in alike.values():
+            names = list(gains)
+            now, start = (torch.stack([g[n].flatten() for n in names]) for g in (gains, self._start))
+            length = torch.linalg.vector_norm(now, dim=1)
+            drift = torch.linalg.vector_norm(now - start, dim=1) / (torch.linalg.vector_norm(start, dim=1) + 1e-30)
+            for name, values in (
+                ("gain_rms", length / now.shape[1] ** 0.5), ("gain_max", now.abs().amax(1)), ("gain_drift", drift)
+            ):  # fmt: skip
+                found[name] |= zip(names, values.unbind(0), strict=True)
+        found["gain_grad"] = dict(zip(grads, foreach_norm(list(grads.values())) if grads else (), strict=True))
         return found
 
 
@@ -297,7 +299,7 @@ class UpdateRatio(Probe):
     def measure(self, frame: StepFrame) -> Mapping[str, Mapping[str, Tensor]]:
         sites = {}
         for block in frame.blocks:
-            pairs = [(p.detach(), frame.before[p]) for p in block.module.parameters() if p in frame.before]
+            pairs = [(p.detach(), frame.before[p]) for p in frame.parameters_of(block) if p in frame.before]
             if pairs:
                 moved = foreach_sub([now for now, _ in pairs], [old for _, old in pairs])
                 sites[block.name] = _norm(list(moved)) / (_norm([old for _, old in pairs]) + 1e-30)

@@ -61,7 +61,7 @@ def to_host(values: Sequence[Any], device: torch.device, processes: int) -> list
     """All scalars in one copy; over several processes, their mean."""
     if not values:
         return []
-    stacked = torch.stack([torch.as_tensor(v, device=device).detach().double().reshape(()) for v in values])
+    stacked = _stacked(values, device)
     if processes > 1:
         count = torch.tensor([len(values)], device=device)
         counts = [torch.zeros_like(count) for _ in range(processes)]
@@ -70,3 +70,21 @@ def to_host(values: Sequence[Any], device: torch.device, processes: int) -> list
             dist.all_reduce(stacked)
             stacked /= processes
     return stacked.tolist()
+
+
+@torch.no_grad()
+def _stacked(values: Sequence[Any], device: torch.device) -> Tensor:
+    """In float64. What lies on the device as a float32 scalar already, and that is nearly all, needs one operator together."""
+    ready = [
+        isinstance(v, Tensor) and v.dtype == torch.float32 and v.dim() == 0 and v.device.type == device.type
+        for v in values
+    ]
+    parts = [torch.stack([v for v, yes in zip(values, ready, strict=True) if yes]).double()] if any(ready) else []
+    if all(ready):
+        return parts[0]
+    parts += [
+        torch.as_tensor(v, device=device).double().reshape(1) for v, yes in zip(values, ready, strict=True) if not yes
+    ]
+    order = [i for i, yes in enumerate(ready) if yes] + [i for i, yes in enumerate(ready) if not yes]
+    back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device)
+    return torch.cat(parts)[back]

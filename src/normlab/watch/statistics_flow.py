@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .frames import BlockFrame, NormFrame, Probe
+from .frames import BlockFrame, NormFrame, Probe, some
 
-FEW = 512  # rows that values and states are taken from
 POOLED = ("batch", "power")  # kinds whose statistics span the tokens of a batch
 CENTERED = ("layer", "batch")
 ROWS = ("layer", "rms", "scale")
@@ -107,10 +106,10 @@ class IdentityWeight(Probe):
 
     def measure(self, frame: BlockFrame) -> Mapping[str, Tensor]:
         if frame.site.depth == 0:
-            self._entered = None if frame.x is None else (frame.site.stack, _some(frame.rows(frame.x)))
+            self._entered = None if frame.x is None else (frame.site.stack, some(frame.rows(frame.x)))
         if self._entered is None or self._entered[0] != frame.site.stack or frame.y is None:
             return {}
-        first, y = self._entered[1], _some(frame.rows(frame.y))
+        first, y = self._entered[1], some(frame.rows(frame.y))
         if first.shape != y.shape:
             return {}
         product, size = (first * y).sum(), first.square().sum()
@@ -118,7 +117,3 @@ class IdentityWeight(Probe):
             "identity_weight": product / (size + 1e-30),
             "identity_share": product / (size.sqrt() * torch.linalg.vector_norm(y) + 1e-30),
         }
-
-
-def _some(rows: Tensor) -> Tensor:
-    return rows if len(rows) <= FEW else rows[:: -(-len(rows) // FEW)]

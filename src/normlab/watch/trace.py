@@ -28,7 +28,9 @@ class Trace:
 
     def note(self, block: str, output: Any) -> None:
         """On every step: as few operators as it takes; :func:`largest` is computed when it is asked for."""
-        self._ends[block] = ends(output)
+        found = ends(output)
+        if found:
+            self._ends[block] = found
 
     def step(self, step: int, loss: Any, active: bool) -> dict[str, Any] | None:
         if loss is None or self._over:
@@ -61,13 +63,12 @@ def carrier(value: Any) -> Tensor | None:
 
 
 def ends(value: Any) -> tuple[Tensor, ...]:
-    """Lowest and highest value, of both parts of an open sum; NaN if there is one. (The maximum norm of linalg takes ten times as
-    long on a CPU.)"""
+    """Lowest and highest value, of both parts of an open sum; NaN if there is one; none where there is nothing to look at. (The
+    maximum norm of linalg takes ten times as long on a CPU.)"""
     if isinstance(value, Pending) and value.branch is not None:
         return (*torch.aminmax(value.x.detach()), *torch.aminmax(value.branch.detach()))
     found = carrier(value)
-    assert found is not None
-    return tuple(torch.aminmax(found.detach()))
+    return () if found is None else torch.aminmax(found.detach())
 
 
 def largest(ends: tuple[Tensor, ...]) -> float:

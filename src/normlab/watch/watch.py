@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from .. import __version__, surgery
 from .._torch import uncompiled
 from ..errors import unknown
-from ..runs import INFO, READINGS, Writer
+from ..runs import Writer
 from . import causality
 from .budget import LEAN, WHOLE, Budget
 from .cadence import Cadence
 from .coverage import covered, told
 from .faults import Accumulated
-from .frames import OCCASIONS, PRICES, Probe, StepFrame
+from .folder import make_room
+from .frames import OCCASIONS, PRICES, NormProbe, Probe, StepFrame
 from .guard import Guard
 from .hooks import Hooks
 from .memory import remembered, remind
@@ -37,6 +38,7 @@ from .optimizers import description_of
 from .quantities import presets
 from .readings import Losses, Values, per_stack, to_host
 from .suspension import suspended
+from .together import Together, by_site
 from .trace import Trace
 
 
@@ -71,7 +73,9 @@ class Watch:
         if not isinstance(leaks, bool):
             info = {**info, "leaks": leaks}
         self._values: Values = {}
+        self._together = Together()
         self._before: dict[nn.Parameter, Tensor] = {}
+        self._own: dict[str, list[nn.Parameter]] = {}  # parameters by block, around the optimizer's step
         self._covered: dict[str, Any] | None = None
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -115,7 +119,7 @@ class Watch:
         }  # fmt: skip
         if not isinstance(out, Writer):
             if not self._after:
-                _make_room(Path(out), overwrite)
+                make_room(Path(out), overwrite)
             return Writer(out, about, again=self._after > 0, after=self._after or None)
         out.update(**{k: v for k, v in about.items() if k not in out.info})
         return out
@@ -139,28 +143,34 @@ class Watch:
     # ---- asking
 
     def _ask(self, occasion: str, site: str, frame: Any) -> None:
-        """Every probe of that occasion. ``site`` is empty where a probe answers for all of its sites at once."""
-        for probe in list(self._asked):
-            if probe.on != occasion:
-                continue
-            try:
-                with torch.no_grad():
-                    found = probe.measure(frame)
-                for quantity, value in found.items():
-                    kept = self._values.setdefault(quantity, {})
-                    if site:
-                        kept[site] = value
-                    else:
-                        kept.update(value)
-            except Exception as error:  # a probe must never stop training
-                for asked in (self.probes, self._lean):
-                    if probe in asked:
-                        asked.remove(probe)
-                message = f"probe {probe.name} failed and is switched off ({type(error).__name__}: {error})"
-                warnings.warn(f"normlab.watch: {message}", stacklevel=2)
-                if self.writer is not None:
-                    where = site or None
-                    self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=where, error=str(error))
+        """Every probe of that occasion. ``site`` is empty where one answers for all of its sites at once."""
+        asked = [p for p in self._asked if p.on == occasion]
+        if occasion == "norm" and Together.fits(frame):
+            if any(isinstance(p, NormProbe) for p in asked):
+                self._together.keep(frame)
+            asked = [p for p in asked if not isinstance(p, NormProbe)]
+        for probe in asked:
+            self._measure(probe, site, lambda probe=probe: probe.measure(frame))  # type: ignore[misc]
+
+    def _measure(self, probe: Probe, site: str, how: Callable[[], Mapping[str, Any]]) -> None:
+        try:
+            with torch.no_grad():
+                found = how()
+            for quantity, value in found.items():
+                kept = self._values.setdefault(quantity, {})
+                if site:
+                    kept[site] = value
+                else:
+                    kept.update(value)
+        except Exception as error:  # a probe must never stop training
+            for asked in (self.probes, self._lean):
+                if probe in asked:
+                    asked.remove(probe)
+            message = f"probe {probe.name} failed and is switched off ({type(error).__name__}: {error})"
+            warnings.warn(f"normlab.watch: {message}", stacklevel=2)
+            if self.writer is not None:
+                where = site or None
+                self.writer.event(self.steps + 1, "probe failed", probe=probe.name, site=where, error=str(error))
 
     def _hook_failed(self, what: str, error: BaseException) -> None:
         message = f"the hook of {what} failed and is switched off ({type(error).__name__}: {error})"
@@ -170,6 +180,7 @@ class Watch:
 
     def _forget(self) -> None:
         self._values = {}
+        self._together.forget()
 
     # ---- the optimizer
 
@@ -208,18 +219,19 @@ class Watch:
         return (*args[:place], then_look, *args[place + 1 :]), kwargs
 
     def _frame(self) -> StepFrame:
-        return StepFrame(self.model, self.norms, self.blocks, self._before, not self.recorded and not self._after)
+        first = not self.recorded and not self._after
+        return StepFrame(self.model, self.norms, self.blocks, self._before, first, self._own)
 
     def _before_step(self) -> None:
         if not self.hooks.active:
             return
         with self.budget:
+            self._own = {block.name: list(block.module.parameters()) for block in self.blocks}
             self._ask("before step", "", self._frame())
             self._values.update(self._gradients.measure())
             if any(p.on == "after step" for p in self._asked):
-                self._before = {
-                    p: p.detach().clone() for b in self.blocks for p in b.module.parameters() if p.requires_grad
-                }
+                moving = [p for own in self._own.values() for p in own if p.requires_grad]
+                self._before = {p: p.detach().clone() for p in moving}
 
     def _after_step(self) -> None:
         self._gradients.stepped()
@@ -227,7 +239,7 @@ class Watch:
             return
         with self.budget:
             self._ask("after step", "", self._frame())
-            self._before = {}
+            self._before, self._own = {}, {}
 
     # ---- steps
 
@@ -277,6 +289,9 @@ class Watch:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def _record(self) -> None:
+        for frames in self._together.groups():
+            for probe in [p for p in self._asked if isinstance(p, NormProbe)]:
+                self._measure(probe, "", lambda probe=probe, frames=frames: by_site(probe, frames))  # type: ignore[misc]
         values = {q: dict(s) for q, s in self._values.items() if s}
         per_stack(values, self.blocks)
         if self.optimizer is not None:
@@ -387,23 +402,6 @@ class Watch:
             print(f"normlab.watch: {self.summary()}", file=sys.stderr)
             self._said = True
         self.close(status)
-
-
-def _make_room(folder: Path, overwrite: bool) -> None:
-    """A run that is there already is an error that names the ways out, or is removed: its two files, nothing else."""
-    if not (folder / INFO).exists():
-        return
-    if not overwrite:
-        number = 2
-        while (folder.parent / f"{folder.name}-{number}").exists():
-            number += 1
-        free = folder.parent / f"{folder.name}-{number}"
-        raise FileExistsError(
-            f"{folder} already holds a run: overwrite=True replaces it, out={str(free)!r} is free, "
-            f"after=STEPS goes on with it"
-        )
-    for name in (INFO, READINGS):
-        (folder / name).unlink(missing_ok=True)
 
 
 @torch.no_grad()

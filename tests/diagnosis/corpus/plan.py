@@ -306,4 +306,5 @@ SETS: dict[str, Callable[[], list[Case]]] = {
     "tuning": tuning,
     "evaluation": evaluation,
     "second": lambda: evaluation(1),
+    "third": lambda: evaluation(2),
 }

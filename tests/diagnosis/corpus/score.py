@@ -13,7 +13,12 @@ from normlab.diagnosis import RULES, diagnose
 
 from .plants import KINDS
 
-BEGIN, END = "<!-- table: make corpus -->\n", "<!-- end of table -->"
+END = "<!-- end of table -->"
+
+
+def mark(name: str) -> str:
+    """Where the table of a set begins in the pages."""
+    return f"<!-- table: make corpus SET={name} -->\n"
 
 
 @dataclass
@@ -113,7 +118,9 @@ def write(result: Score, docs: Path, name: str) -> None:
             "", told if result.told else fine, "", *(f"- `{line}`" for line in result.told),
         ]  # fmt: skip
         page = docs / language / "diagnosis.md"
-        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+        before, found, rest = page.read_text(encoding="utf-8").partition(mark(name))
+        if not found:
+            raise SystemExit(f"{page} has no place for the set {name}: {mark(name).strip()}")
         page.write_text(
-            before + BEGIN + "\n".join(lines).rstrip() + "\n" + END + rest.partition(END)[2], encoding="utf-8"
+            before + mark(name) + "\n".join(lines).rstrip() + "\n" + END + rest.partition(END)[2], encoding="utf-8"
         )

@@ -46,8 +46,11 @@ def absent(what: str) -> None:
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         absent("no chromium on this machine (Debian: apt-get install chromium fonts-noto-cjk)")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as p:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        absent("Playwright's Python package is not installed (pip install playwright)")
+    with sync_playwright() as p:
         started = p.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         yield started
         started.close()

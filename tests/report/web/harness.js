@@ -3,6 +3,7 @@
 import { ROUND, layoutOf, normalize, normalizeBackward, stepsOf } from "./arithmetic.js";
 import { Network, deepnormScales } from "./network.js";
 import { dataOf } from "./datasets.js";
+import { DRAWINGS } from "./pages/drawings.js";
 import { PRESETS, CHOICES, presetOf, readExperiment, writeExperiment } from "./settings.js";
 import { Training } from "./training.js";
 
@@ -45,6 +46,7 @@ export const rounded = ({ values, precision }) => values.map((v) => String(ROUND
 export const scales = ({ depths }) => depths.map(deepnormScales);
 export const presets = () => Object.fromEntries(Object.keys(PRESETS).map((name) => [name, presetOf(name)]));
 export const choices = () => CHOICES;
+export const drawings = () => DRAWINGS;
 export const address = ({ text }) => readExperiment(new Map(text.split("&").map((part) => part.split("="))));
 export const written = ({ experiment }) => writeExperiment(experiment);
 export const data = ({ name, noise, seed }) => {
@@ -79,4 +81,4 @@ export function pace({ side, common, seconds }) {
   return count / ((performance.now() - start) / 1000);
 }
 
-export const answers = (questions) => questions.map(({ ask, ...rest }) => ({ trained, names, normed, steps, rounded, scales, presets, choices, address, written, data, training, pace })[ask](rest));
+export const answers = (questions) => questions.map(({ ask, ...rest }) => ({ trained, names, normed, steps, rounded, scales, presets, choices, drawings, address, written, data, training, pace })[ask](rest));

@@ -56,7 +56,7 @@ TEXT_AND_IMAGES = Trained(
     name="text-and-images",
     about=("Four pre-norm layers of width 48 on prose (next byte; BatchNorm per position, PowerNorm running, so that no token sees a later one) and on digits, 512 tokens per batch, each norm at its best rate; a watched run of BatchNorm at 1e-3 gives the distance of batch means from running ones",
            "四层前置归一化、宽 48：文本（预测下一个字节；BatchNorm 按位置统计、PowerNorm 用运行统计量，词元看不到后文）与手写数字，每批 512 个词元，各取最佳学习率；另以 1e-3 监测 BatchNorm，测批均值与运行均值的距离"),
-    sizes={"quick": Size(seeds=3, steps=150, rates=(3e-3, 1e-2)), "default": Size(seeds=5, steps=300, rates=(1e-3, 3e-3, 1e-2))},
+    sizes={"quick": Size(seeds=3, steps=80, rates=(3e-3,)), "default": Size(seeds=5, steps=300, rates=(3e-3, 1e-2))},
     sweeps=_text_and_images, read=_read_text_and_images,
 )  # fmt: skip
 
@@ -77,7 +77,7 @@ PADDING = Trained(
     name="padding",
     about=("Docstrings of different lengths, four layers with BatchNorm under a mask, watched: the distance of batch means from their average, of real tokens and of all cells with padding",
            "长短不一的文档字符串，四层、带掩码的 BatchNorm，训练时监测：只算真实词元与连填充一起算，批均值离其平均的距离"),
-    sizes={"quick": Size(seeds=3, steps=100), "default": Size(seeds=5, steps=250)},
+    sizes={"default": Size(seeds=5, steps=250)},
     sweeps=_padding, read=_read_padding,
 )  # fmt: skip
 
@@ -100,7 +100,7 @@ SMALL_BATCHES = Trained(
     name="small-batches",
     about=("Digits, four pre-norm layers of width 48, batches of 2, 8 and 32 images at the same number of images seen: BatchNorm, LayerNorm, GroupNorm, each at its best rate",
            "手写数字，四层前置归一化、宽 48，批大小 2、8、32，看过的图像总数相同：BatchNorm、LayerNorm、GroupNorm，各取最佳学习率"),
-    sizes={"default": Size(seeds=3, steps=120, rates=(3e-4, 1e-3, 3e-3))},
+    sizes={"default": Size(seeds=3, steps=80, rates=(1e-3, 3e-3))},
     sweeps=_small_batches, read=_read_small_batches,
 )  # fmt: skip
 

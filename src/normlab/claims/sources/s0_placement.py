@@ -58,10 +58,11 @@ CLAIMS = (
     Claim(
         id="C20", source="S0", kind="empirical",
         says=("Pre-norm adds width without being asked and loses depth", "前置归一化无形中增加了宽度、降低了深度"),
-        how=("How far each of eight trained blocks turns the residual stream: the last against the first", "训练后八个块各把残差流转动多少：末块比首块"),
+        how=("How far each of eight trained blocks turns the residual stream, and the loss without it: deep ones against the first", "训练后八个块各把残差流转动多少、去掉后损失如何：深层块比首块"),
         designs=("effective-depth",),
         checks=(
             Check(quantity="angle of last over first, pre", most=0.7, what=("pre-norm: angle of the last block over the first's", "前置归一化：末块角度比首块角度")),
+            Check(quantity="drop of deep over first, pre", most=0.5, what=("pre-norm: harm of leaving out a deep block over that of the first", "前置归一化：去掉深层块的损害比去掉首块")),
             Check(quantity="angle of last over first, post", least=0.7, core=False, what=("post-norm: angle of the last block over the first's", "后置归一化：末块角度比首块角度")),
         ),
         literature=("Sun et al. 2025 (arXiv 2502.05795) call it the curse of depth: deep blocks of Pre-LN models can be left out.", "Sun 等 2025（arXiv 2502.05795）称之为深度诅咒：Pre-LN 模型的深层块可以去掉。"),

@@ -115,7 +115,7 @@ CLAIMS = (
         designs=("rates", "matched-gap"),
         checks=(
             Check(quantity="largest rate, adam", least=0.0, margin=0.3, what=("log10 of the largest rates, LayerNorm over none", "最大学习率之比的对数 log10，LayerNorm 比无归一化")),
-            Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, core=False, what=("gap with LayerNorm minus without, nats per byte", "有 LayerNorm 减没有的差距，奈特/字节")),
+            Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, core=False, what=("gap with LayerNorm minus without, nats per image", "有 LayerNorm 减没有的差距，奈特/图像")),
         ),
     ),
     Claim(

@@ -10,10 +10,10 @@ CLAIMS = (
         id="C52", source="S2", kind="empirical",
         says=("Layers' input distributions move during training and destabilize it; LayerNorm reduces that shift", "训练中各层输入分布漂移，使训练不稳定；LayerNorm 减少这种内部协变量偏移"),
         how=("The shift of Santurkar et al. (gradient before and after the layers below moved), with LayerNorm, with LayerNorm and injected noise, without", "Santurkar 等的偏移度量（下方各层更新前后梯度之差）：LayerNorm、注入噪声的 LayerNorm、无归一化"),
-        designs=("covariate-shift",),
+        designs=("landscape",),
         checks=(
             Check(quantity="shift, layer", against="shift, none", most=0.0, margin=0.01, what=("shift with LayerNorm minus without (1 - cosine)", "有 LayerNorm 减没有的偏移（1 − 余弦）")),
-            Check(quantity="noisy layer", against="none", least=-0.02, what=("loss with injected shift minus without a norm, nats per byte (if shift were the harm: no better)", "注入偏移减无归一化的损失，奈特/字节（若偏移是病因，则不会更好）")),
+            Check(quantity="noisy layer", against="no norm", least=-0.02, what=("loss with injected shift minus without a norm, nats per byte (if shift were the harm: no better)", "注入偏移减无归一化的损失，奈特/字节（若偏移是病因，则不会更好）")),
         ),
         literature=("Santurkar et al. 2018 (abstract): stability of input distributions has little to do with BatchNorm's success; a smoother loss has.", "Santurkar 等 2018（摘要）：输入分布的稳定与 BatchNorm 的成功关系不大，起作用的是更平滑的损失。"),
     ),
@@ -44,9 +44,9 @@ CLAIMS = (
     Claim(
         id="C56", source="S2", kind="empirical",
         says=("LayerNorm reduces over-fitting and improves generalization", "LayerNorm 减少过拟合，提高泛化能力"),
-        how=("As C2: the gap at the same training loss on little text", "同 C2：少量文本上训练损失相同时的差距"),
+        how=("As C2: the gap at the same training loss on digits", "同 C2：手写数字上训练损失相同时的差距"),
         designs=("matched-gap",),
-        checks=(Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, what=("gap with LayerNorm minus without, nats per byte", "有 LayerNorm 减没有的差距，奈特/字节")),),
+        checks=(Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, what=("gap with LayerNorm minus without, nats per image", "有 LayerNorm 减没有的差距，奈特/图像")),),
         literature=("Xu et al. 2019 (abstract): LayerNorm's gain and bias increase the risk of over-fitting.", "Xu 等 2019（摘要）：LayerNorm 的增益和偏置会增加过拟合的风险。"),
     ),
     Claim(
@@ -108,11 +108,11 @@ CLAIMS = (
         id="C71", source="S2", kind="empirical",
         says=("Faster convergence, smoother gradients, better generalization, less training time", "收敛更快、梯度更顺畅、泛化更好、训练时间更短"),
         how=("Loss after the same steps; range of the loss along the gradient; gap at matched training loss", "相同步数后的损失；沿梯度方向损失的范围；训练损失相同时的差距"),
-        designs=("rates", "smoothness", "matched-gap"),
+        designs=("rates", "landscape", "matched-gap"),
         checks=(
             Check(quantity="layer, best rate", against="none, best rate", most=0.0, margin=0.02, what=("faster: LayerNorm minus none, nats per byte", "更快：LayerNorm 减无归一化，奈特/字节")),
             Check(quantity="loss range, layer over none", most=0.0, what=("smoother: log10 of the loss range along the gradient, LayerNorm over none", "更平滑：沿梯度损失范围之比的对数 log10，LayerNorm 比无归一化")),
-            Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, core=False, what=("generalization: gap with minus without, nats per byte", "泛化：有减无的差距，奈特/字节")),
+            Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, core=False, what=("generalization: gap with minus without, nats per image", "泛化：有减无的差距，奈特/图像")),
         ),
     ),
 )  # fmt: skip

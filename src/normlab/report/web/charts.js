@@ -9,6 +9,7 @@ import { h, number, s } from "./elements.js";
  * @property {(readonly [number, number])[]} points
  * @property {boolean} [broken] marked with a cross at its end
  * @property {boolean} [faint]
+ * @property {(readonly [number, number, number])[]} [band] x, lowest, highest
  */
 /**
  * @typedef {object} Chart
@@ -51,7 +52,7 @@ export class Plot {
  */
 function drawn(chart, width, height) {
   const usable = (/** @type {readonly [number, number]} */ [x, y]) => Number.isFinite(x) && Number.isFinite(y) && (!chart.log || y > 0);
-  const all = chart.lines.flatMap((line) => line.points.filter(usable));
+  const all = chart.lines.flatMap((line) => [...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => /** @type {[number, number][]} */ ([[x, low], [x, high]]))].filter(usable));
   const xs = chart.xRange ?? [Math.min(0, ...all.map((p) => p[0])), Math.max(1, ...all.map((p) => p[0]))];
   const across = chart.across ?? [];
   const [low, high] = vertical([...all.map((p) => p[1]), ...across], chart);
@@ -69,6 +70,11 @@ function drawn(chart, width, height) {
   axes.append(s("text", { x: right, y: height - 4, "text-anchor": "end", class: "name" }, chart.x), s("text", { x: 0, y: 11, class: "name" }, chart.y));
   root.append(axes);
   for (const y of across) root.append(s("line", { class: "across", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }));
+  for (const { band, kind } of chart.lines)
+    if (band?.length) {
+      const edge = (/** @type {1 | 2} */ side) => band.map((b) => `${px(b[0]).toFixed(1)} ${py(b[side]).toFixed(1)}`);
+      root.append(s("path", { class: `band ${kind}`, d: `M${[...edge(1), ...edge(2).reverse()].join("L")}z` }));
+    }
   /** @type {number[]} */
   const taken = [];
   for (const line of chart.lines) {

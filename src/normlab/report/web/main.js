@@ -1,10 +1,15 @@
 /** The shell of the page: what is shown, in which language and theme. All of it stands in the address, behind the #. */
 
 import { h } from "./elements.js";
+import { numbers } from "./pages/numbers.js";
+import { places } from "./pages/places.js";
 import { playground } from "./pages/playground.js";
+import { scaling } from "./pages/scaling.js";
+import { shelf } from "./pages/shelf.js";
+import { sphere } from "./pages/sphere.js";
 
 /** @type {import("./elements.js").Page[]} */
-const PAGES = [playground];
+const PAGES = [playground, shelf, numbers, places, sphere, scaling];
 /** @typedef {"en" | "zh"} Language */
 
 const embedded = JSON.parse(/** @type {HTMLElement} */ (document.getElementById("data")).textContent ?? "");

@@ -35,9 +35,11 @@ export class Training {
     this.heldOut = [];
     /** @type {number | null} */
     this.divergedAt = null;
-    /** @type {Depths | null} */
-    this.depths = null;
     this.evaluate();
+    this.choose(uniform(seed, 22)); // a batch of its own: measuring the start leaves the batches of the training as they are
+    this.network.forward(this.points, true);
+    this.network.backward(this.points, this.labels);
+    this.depths = this.measure();
   }
 
   get step() {
@@ -53,13 +55,8 @@ export class Training {
   /** @param {boolean} measured whether to fill depths */
   advance(measured) {
     if (this.divergedAt !== null) return;
-    const { train } = this.data, { batch, optimizer } = this.side;
-    for (let i = 0; i < batch; i++) {
-      const at = Math.floor(this.draw() * train.labels.length);
-      this.points[2 * i] = train.points[2 * at];
-      this.points[2 * i + 1] = train.points[2 * at + 1];
-      this.labels[i] = train.labels[at];
-    }
+    const { batch, optimizer } = this.side;
+    this.choose(this.draw);
     this.network.forward(this.points, true);
     const loss = this.network.backward(this.points, this.labels);
     // What float32 cannot hold would have been lost there, too.
@@ -72,6 +69,17 @@ export class Training {
     this.network.update({ optimizer, rate: this.rate });
     this.losses.push(loss);
     if (this.step % EVERY === 0) this.evaluate();
+  }
+
+  /** @param {() => number} draw */
+  choose(draw) {
+    const { points, labels } = this.data.train;
+    for (let i = 0; i < this.labels.length; i++) {
+      const at = Math.floor(draw() * labels.length);
+      this.points[2 * i] = points[2 * at];
+      this.points[2 * i + 1] = points[2 * at + 1];
+      this.labels[i] = labels[at];
+    }
   }
 
   /** Held-out loss and accuracy, with running statistics where there are any. */

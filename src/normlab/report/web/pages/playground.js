@@ -159,15 +159,15 @@ function mount(root, { t, address, remember }) {
     const depth = Math.max(experiment.a.depth, experiment.b.depth);
     /** @type {(name: "stream" | "gradient" | "angle", label: string, log: boolean) => void} */
     const byDepth = (name, label, log) => plots[name].draw({
-      lines: SIDES.map((side) => ({ name: side.toUpperCase(), kind: side, points: (now[side].depths?.[name] ?? []).map((v, i) => /** @type {const} */ ([name === "angle" ? i + 1 : i, v])) })),
+      lines: SIDES.map((side) => ({ name: side.toUpperCase(), kind: side, points: (now[side].depths[name]).map((v, i) => /** @type {const} */ ([name === "angle" ? i + 1 : i, v])) })),
       x: t("block"), y: label, log, xRange: [0, depth], yRange: [0, 0.1],
     });
     byDepth("gradient", t("gradient.axis"), true);
     byDepth("stream", t("stream.axis"), true);
     byDepth("angle", t("angle.axis"), false);
     plots.batch.draw({
-      lines: SIDES.map((side) => ({ name: side.toUpperCase(), kind: side, points: (now[side].depths?.meanDistance ?? []).map((v, i) => /** @type {const} */ ([i + 1, v])) })),
-      x: t("norm.number"), y: t("statistics.axis"), xRange: [0, Math.max(2, ...SIDES.map((side) => now[side].depths?.meanDistance.length ?? 0))], yRange: [0, 0.5],
+      lines: SIDES.map((side) => ({ name: side.toUpperCase(), kind: side, points: (now[side].depths.meanDistance).map((v, i) => /** @type {const} */ ([i + 1, v])) })),
+      x: t("norm.number"), y: t("statistics.axis"), xRange: [0, Math.max(2, ...SIDES.map((side) => now[side].depths.meanDistance.length))], yRange: [0, 0.5],
     });
     texts.batch.element.hidden = experiment.a.norm !== "batch" && experiment.b.norm !== "batch";
     for (const name of /** @type {const} */ (["gradient", "stream", "angle", "batch"])) texts[name].say(SIDES.map((side) => read(name, side, now[side])).join(" "));
@@ -175,7 +175,6 @@ function mount(root, { t, address, remember }) {
   /** @type {(name: "gradient" | "stream" | "angle" | "batch", side: SideName, training: Training) => string} */
   const read = (name, side, { depths, side: { depth, norm } }) => {
     const values = { side: side.toUpperCase(), depth };
-    if (!depths) return t("read.none", values);
     if (name === "angle") return t("angle.read", { ...values, effective: number(depths.effective, 3) });
     if (name === "batch") return norm === "batch" ? t("statistics.read", { ...values, mean: number(median(depths.meanDistance), 2), deviation: number(median(depths.deviationDistance), 2) }) : t("statistics.absent", values);
     return t(`${name}.read`, { ...values, first: number(depths[name][0], 2), last: number(depths[name][depth], 2) });
