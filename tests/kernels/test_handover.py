@@ -73,6 +73,17 @@ def test_described_residual_calls_give_the_same_bits(norm, alpha, dropout, wante
     assert all(torch.equal(a, b) for a, b in zip(seen, described, strict=True))
 
 
+@pytest.mark.parametrize("name", sorted(NORMS))
+def test_zeros_without_memory_are_zeros_in_both_ways(name, monkeypatch):
+    layer, up = make_layer(name, torch.float32).eval(), torch.randn(4, WIDTH)
+
+    def run(x):
+        return [(y := layer(x.requires_grad_())).detach(), *torch.autograd.grad(y, [x, *layer.parameters()], up)]
+
+    for found in seen_and_described(monkeypatch, lambda: run(torch._efficientzerotensor((4, WIDTH)))):
+        assert all(torch.equal(a, b) for a, b in zip(found, run(torch.zeros(4, WIDTH)), strict=True))
+
+
 def test_a_fused_residual_keeps_the_stream_and_not_its_parts():
     """Between the passes a model should hold what the sum and the norm one after the other would: one tensor."""
     layer = make_layer("residual", torch.float32, return_stream=True)

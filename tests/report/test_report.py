@@ -300,9 +300,12 @@ def test_the_map_counts_what_did_not_train_and_ends_at_the_blind_loss(sweep):
 
 def test_findings_are_those_of_diagnose(sweep):
     for found in report.view(sweep)["findings"]:
-        norm, placement = found["cell"].split("/")
-        run = diagnosis.diagnose(sweep / f"trials/{norm}-{placement}-lr{found['lr']:g}-seed0")
-        assert found["seed"] == 0 and found["findings"] == [f.to_dict() for f in run.findings]
+        run = diagnosis.diagnose(sweep / f"trials/{found['cell'].replace('/', '-')}-lr{found['lr']:g}-seed0")
+        english = [
+            {**f, **{k: f[k]["en"] for k in ("verdict", "why")}, "try": [t["en"] for t in f["try"]]}
+            for f in found["findings"]
+        ]
+        assert found["seed"] == 0 and english == [f.to_dict() for f in run.findings]
         assert found["enough"] == (run.recorded >= diagnosis.FEW) == (found["cell"] != "batch/post")
     assert {f["cell"] for f in report.view(sweep)["findings"] if f["findings"]} == {"layer/post", "batch/post"}
 
@@ -327,7 +330,7 @@ def test_failures_share_a_row_if_only_numbers_differ(sweep):
     rows = {(f["cell"], f["lr"], f["outcome"]): f for f in view["failures"]}
     assert len(rows) == len(view["failures"]) == 5 and view["failures_left_out"] == 0
     row = rows["batch/post", 1e-3, "diverged"]
-    assert row["seeds"] == SEEDS and row["steps"] == [30, 37, 44] and row["cause"].startswith("第 30 步")
+    assert row["seeds"] == SEEDS and row["steps"] == [30, 37, 44] and row["cause"]["en"].startswith("第 30 步")
     assert sum(len(f["seeds"]) for f in view["failures"]) == sum(
         t["outcome"] != "trained" for t in read(sweep)["trials"]
     )
@@ -616,7 +619,7 @@ def test_no_word_is_idle():
     made = {
         *diagnosis.RULES,
         *diagnosis.SEVERITIES,
-        *runs.STATUSES,
+        *(*runs.STATUSES, *runs.EQUAL),
         *views.WRONG,
         *views.DEPTH,
         "trained",

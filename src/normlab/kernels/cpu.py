@@ -59,6 +59,14 @@ class _Description(NamedTuple):
     strides: tuple[int, ...]
 
 
+def _storage_address(t: Tensor) -> int:
+    """Where its memory begins; 0 where it has none of its own."""
+    try:
+        return t.untyped_storage().data_ptr()
+    except RuntimeError:  # a class whose memory is elsewhere; in older torch also zeros without memory
+        return 0
+
+
 def _described(t: Any) -> Any:
     """A tensor as its description, a tuple with its tensors described, anything else as it is."""
     if not isinstance(t, Tensor):
@@ -72,7 +80,7 @@ def _described(t: Any) -> Any:
     code = -1 if t.dtype is torch.bool else CODES.get(t.dtype)
     if code is None:
         raise Unfit(f"a tensor has the dtype {t.dtype}")
-    address = t.data_ptr() if t.numel() and t.untyped_storage().data_ptr() else 0
+    address = t.data_ptr() if t.numel() and _storage_address(t) else 0
     return _Description(address, code, tuple(t.shape), t.stride())
 
 
@@ -124,11 +132,7 @@ def with_memory(t: Any) -> Any:
 
 
 def _require_memory(t: Tensor) -> None:
-    try:
-        address = t.untyped_storage().data_ptr()
-    except RuntimeError:  # a class of its own, whose memory is elsewhere
-        address = 0
-    if not address:
+    if not _storage_address(t):
         raise Unfit(f"a tensor of shape {tuple(t.shape)} has no memory (was its storage resized to 0?)")
 
 
