@@ -616,16 +616,8 @@ def test_no_word_is_idle():
         for p in folder.iterdir()
         if p.name in ("html.py", "figures.py", "page.html.jinja")
     )
-    made = {
-        *diagnosis.RULES,
-        *diagnosis.SEVERITIES,
-        *(*runs.STATUSES, *runs.EQUAL),
-        *views.WRONG,
-        *views.DEPTH,
-        "trained",
-        "run",
-        "sweep",
-    }
+    made = {*diagnosis.RULES, *diagnosis.SEVERITIES, *runs.STATUSES, *runs.EQUAL, *views.WRONG, *views.DEPTH}
+    made |= {"trained", "run", "sweep"}
     made |= (
         {f"{q}_axis" for q in views.DEPTH}
         | {f"{w}_of" for w in views.WRONG}
