@@ -131,14 +131,8 @@ def make_sweep(folder: Path) -> Path:
         entry["tied_with_best"] = entry["rank"] in (1, 2)  # whoever they are: the page only shows it
     reason = 'norm "instance" looks at the whole sequence and would leak the future in a causal stack'
     refused = [{"axes": {"norm": "instance", "placement": "pre"}, "reason": reason}]
-    machine = {
-        "cpu": "Some CPU",
-        "isa": "avx2",
-        "threads": 1,
-        "torch": "2.13.0",
-        "normlab": "0.1.0",
-        "python": "3.11.2",
-    }
+    machine = {"cpu": "Some CPU", "isa": "avx2", "threads": 1, "torch": "2.13.0", "normlab": "0.1.0",
+               "python": "3.11.2"}  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text(json.dumps({
         "schema": "normlab.sweep/1", "created": "2026-11-16T01:00:00Z",
