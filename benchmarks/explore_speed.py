@@ -73,7 +73,7 @@ def main() -> None:
         browser.close()
     found = {name: round(statistics.median(r[name] for r in rounds), 1) for name in rounds[0]}
     result = {
-        "cpu": machine.facts()["cpu"],
+        "cpu": machine.description()["cpu"],
         "chromium": version,
         "bytes": path.stat().st_size,
         **found,

@@ -153,7 +153,7 @@ def depth() -> dict[str, Any]:
                            **{quantity: [when[0] for when in both] for quantity, both in rows.items()},
                            "loss": spread(*(r["loss"] for r in runs))}  # fmt: skip
             print(name, file=sys.stderr, flush=True)
-    known = machine.facts()
+    known = machine.description()
     return {
         "machine": known["cpu"], "torch": known["torch"], "date": datetime.date.today().isoformat(), "layers": LAYERS, "dim": DIM,
         "steps": STEPS, "seeds": len(SEEDS), "rate": RATE, "command": "python benchmarks/explorer_data.py depth", "placements": found,

@@ -24,7 +24,10 @@ def drawn(language: str) -> dict[str, list[str]]:
     (block,) = (b for b in re.findall(r"```text\n(.*?)```", page, re.S) if "a watched step" in b)
     found = {}
     for line in block.strip().splitlines():
-        name, steps = line[:16].strip(), re.sub(r"\(.*?\)", "", line[16:]).replace("; back:", " ->")
+        name, steps = (
+            line[:16].strip(),
+            re.sub(r"\(.*?\)", "", line[16:]).replace("; back:", " ->").replace("<->", "->"),
+        )
         found[name] = [step.strip() for step in steps.split("->")]
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import runpy
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,14 @@ def test_the_measurements_name_their_machine_and_hold_every_placement():
                 assert len(when) == depth["layers"] and all(0 < low <= middle <= high for middle, low, high in when)
     post, pre = (depth["placements"][name]["stream_rms"][0] for name in ("post", "pre"))
     assert post[-1][0] == pytest.approx(1, abs=0.05) and pre[-1][0] > 1.5 * pre[0][0], "one normed, one growing"
+
+
+def test_the_command_writes_what_ships():
+    """What is the same on every machine is computed once more; for the rest the names it needs are there."""
+    command = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "explorer_data.py"), run_name="command")
+    assert command["sets"]() == SETS
+    assert {"cpu", "torch"} <= set(command["machine"].description())
+    assert callable(command["make_model"]) and callable(command["task_of"])
 
 
 # ---- drawings --------------------------------------------------------------------------------------------------------

@@ -269,3 +269,22 @@ def test_presets_grow_with_their_price():
 
 def inspect_doc(probe) -> bool:
     return bool(probe.__doc__) and probe.on in OCCASIONS and probe.price in PRICES
+
+
+def test_what_a_model_writes_into_a_norms_output_is_not_what_the_norm_gave(tmp_path):
+    """Small norms are measured when the step is over."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(6, elementwise_affine=False)
+            self.out = nn.Linear(6, 2)
+
+        def forward(self, x):
+            return self.out(self.norm(x).mul_(7.0))
+
+    model = Model()
+    with normlab.watch(model, out=tmp_path / "run", every=1, max_overhead=None) as watch:
+        model(torch.randn(5, 6, requires_grad=True)).square().mean().backward()
+        watch.step(loss=1.0)
+    assert normlab.Run(tmp_path / "run").series("length")["norm"].last() == pytest.approx(1.0, abs=1e-3)

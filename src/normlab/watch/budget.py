@@ -1,16 +1,20 @@
 """How many recordings the time allows: an opening credit, so that a short run says something, then ``max_overhead``.
 
-Times are seconds of ``clock``; a "step" as a unit of price is the mean time of a step without what the watch spent in it.
+Times are seconds of ``clock``; a "step" as a unit of price is the mean time of a step without what the watch spent in it. What a
+recording and an idle step will cost is the median of the last ones: on a busy machine a scheduler's slice falls into one of them now
+and then. What has been spent is counted as it was.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
-ENOUGH = 12  # recordings: with fewer the diagnosis draws no window
+ENOUGH = 13  # recordings: the diagnosis draws a window from 12 readings, and what compares with the recording before has one less
 OPENING = 200  # steps over which the credit may be spent ...
 OPENING_SHARE = 0.10  # ... and its largest share of their time, the trace of idle steps included
 LONG = 1000  # steps after which the whole must be within max_overhead
@@ -18,6 +22,7 @@ SOON = 120  # steps within which ENOUGH recordings are aimed at
 LEAN_GUESS = 0.4  # price of a lean recording over a whole one, until one has been made
 FIRST = 0.5  # what a second recording is expected to cost, over the first
 WHOLE, LEAN = "whole", "lean"
+LATEST = 5, 50  # recordings and idle steps that a price is the median of
 
 
 class Budget:
@@ -41,7 +46,10 @@ class Budget:
         self.steps = self.idle_steps = 0
         self.due = self.whole = self.lean = 0  # steps
         self.idle_spent = 0.0  # the trace, on steps that are not recorded
-        self.prices: dict[str, float] = {}  # of a recorded step, recent average
+        self.prices: dict[str, float] = {}  # of a recorded step, median of the latest
+        self._latest: dict[str | None, deque[float]] = {
+            how: deque(maxlen=LATEST[how is None]) for how in (WHOLE, LEAN, None)
+        }
         self._spent_before = 0.0
         self._is_due = False  # the step that runs
         self._depth, self._since = 0, 0.0
@@ -90,10 +98,13 @@ class Budget:
         if how is None:
             self.idle_steps += 1
             self.idle_spent += price
+            self._latest[None].append(price)
             return
         made = self.whole if how == WHOLE else self.lean
-        # The first recording pays for what happens once (lazy imports, memory): the second replaces its price.
-        self.prices[how] = price if made < 2 else 0.7 * self.prices[how] + 0.3 * price
+        if made == 1:
+            self._latest[how].clear()  # the first recording has paid for what happens once (lazy imports, memory)
+        self._latest[how].append(price)
+        self.prices[how] = median(self._latest[how])
         if how == WHOLE:
             self.whole += 1
         else:
@@ -142,7 +153,7 @@ class Budget:
     def _idle_price(self) -> float:
         """Of a step that is not recorded. Where none has been for long, no more than a recorded one."""
         if self.idle_steps:
-            return self.idle_spent / self.idle_steps
+            return median(self._latest[None])
         return min(self.prices.values(), default=0.0) if self.steps > OPENING / 4 else 0.0
 
     def _earned(self) -> float:
@@ -167,7 +178,7 @@ class Budget:
         return {"due": self.due, "recorded": self.recorded, "lean": self.lean, "held_back": self.due - self.recorded,
                 "opening_overhead": round(opening, 5),
                 "price_in_steps": {how: round(p / unit, 3) for how, p in self.prices.items() if unit > 0},
-                "idle_overhead": round(self._idle_price() / unit, 5) if unit > 0 else None,
+                "idle_overhead": round(self.idle_spent / max(1, self.idle_steps) / unit, 5) if unit > 0 else None,
                 "advice": self.advice()}  # fmt: skip
 
     def advice(self) -> str | None:
