@@ -131,14 +131,8 @@ def make_sweep(folder: Path) -> Path:
         entry["tied_with_best"] = entry["rank"] in (1, 2)  # whoever they are: the page only shows it
     reason = 'norm "instance" looks at the whole sequence and would leak the future in a causal stack'
     refused = [{"axes": {"norm": "instance", "placement": "pre"}, "reason": reason}]
-    machine = {
-        "cpu": "Some CPU",
-        "isa": "avx2",
-        "threads": 1,
-        "torch": "2.13.0",
-        "normlab": "0.1.0",
-        "python": "3.11.2",
-    }
+    machine = {"cpu": "Some CPU", "isa": "avx2", "threads": 1, "torch": "2.13.0", "normlab": "0.1.0",
+               "python": "3.11.2"}  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text(json.dumps({
         "schema": "normlab.sweep/1", "created": "2026-11-16T01:00:00Z",
@@ -616,16 +610,8 @@ def test_no_word_is_idle():
         for p in folder.iterdir()
         if p.name in ("html.py", "figures.py", "page.html.jinja")
     )
-    made = {
-        *diagnosis.RULES,
-        *diagnosis.SEVERITIES,
-        *(*runs.STATUSES, *runs.EQUAL),
-        *views.WRONG,
-        *views.DEPTH,
-        "trained",
-        "run",
-        "sweep",
-    }
+    made = {*diagnosis.RULES, *diagnosis.SEVERITIES, *runs.STATUSES, *runs.EQUAL, *views.WRONG, *views.DEPTH}
+    made |= {"trained", "run", "sweep"}
     made |= (
         {f"{q}_axis" for q in views.DEPTH}
         | {f"{w}_of" for w in views.WRONG}
