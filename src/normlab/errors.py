@@ -27,6 +27,17 @@ class RunUnreadable(ValueError):
     """A folder that should hold a run and does not, or holds one of a schema this version does not know."""
 
 
+class Unbuildable(ValueError):
+    """Settings that are all known and cannot stand together; ``chinese`` says the same, for a page in two languages."""
+
+    def __init__(self, text: str, chinese: str) -> None:
+        super().__init__(text)
+        self.chinese = chinese
+
+    def __reduce__(self) -> tuple[type[Unbuildable], tuple[str, str]]:
+        return type(self), (str(self), self.chinese)
+
+
 class UnknownName(KeyError, ValueError):
     """A name that is not in a table; the message names the nearest that is."""
 

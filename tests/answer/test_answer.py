@@ -302,11 +302,11 @@ def test_what_is_written_is_the_answer(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cells.csv", "summary.json", "trials.csv"]
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary == found.to_dict() and "\\u" not in (tmp_path / "summary.json").read_text(encoding="utf-8")
-    assert list(summary) == ["schema", "task", "unit", "blind", "steps", "created", "machine", "complete", "planned", "looks", "wrong",
-                                 "baseline", "best",
-                             "margin", "target_loss", "trials", "cells", "refused", "verdict"]  # fmt: skip
+    assert list(summary) == ["schema", "task", "unit", "blind", "steps", "equal", "created", "machine", "complete", "planned", "looks",
+                             "wrong", "baseline", "best", "metric", "margin", "target_loss", "common_target", "trials", "cells",
+                             "refused", "verdict"]  # fmt: skip
     assert set(summary["cells"][0]) == {
-        "cell", "axes", "rank", "rates", "best_lr", "best_at_edge", "mean", "low", "high", "n", "cross_fitted", "largest_stable_lr",
+        "cell", "axes", "rank", "steps", "choices", "figures", "traits", "rates", "best_lr", "best_at_edge", "mean", "low", "high", "n", "cross_fitted", "largest_stable_lr",
         "stable_up_to_edge", "divergence_rate", "steps_to_target", "tokens_per_second", "peak_memory", "difference",
         "behind_best", "tied_with_best"}  # fmt: skip
     fields = {"mean", "low", "high", "n", "p", "decided", "equal", "seeds_needed", "seeds_low", "seeds_high"}

@@ -41,7 +41,7 @@ def test_pairing_decides_what_unpaired_seeds_would_not():
     assert {first.name, second.name} == {"layer/deepnorm", "rms/deepnorm"} and found.best == first.name
     assert not first.tied_with_best and second.tied_with_best and first.behind_best is None
     assert second.behind_best.mean == pytest.approx(second.mean - first.mean)
-    use, because, cost, holds, axes, *_ = found.verdict.en
+    use, because, cost, besides, holds, axes, *_ = found.verdict.en
     assert (
         use
         == f"Use {first.name} ({phrases.mean_of(first)} nats per byte at rate 0.001) or {second.name}: not told apart."
@@ -55,6 +55,7 @@ def test_pairing_decides_what_unpaired_seeds_would_not():
         cost
         == f"Cost of {first.name} against layer/pre: 1.00 times its tokens/s, 1.00 times its memory, stable up to 0.001 (it: 0.001)."
     )
+    assert re.fullmatch(r"Besides, layer/deepnorm against layer/pre: steps to target \d+ \(it: \d+\)\.", besides)
     assert holds == "Holds for task text, 200 steps, rates 0.0003 to 0.003, 5 seeds."
     assert (
         axes.startswith("Averaged over the other axes: ")

@@ -164,9 +164,10 @@ def test_a_watch_that_is_suspended_records_nothing_of_it(tmp_path):
                         assays.covariate_shift(model, lambda m: 7 * next_token_loss(m), optimizer=optimizer)
                         assays.smoothness(model, lambda m: 7 * next_token_loss(m), lr=0.1, factors=(1.0,))
                         assays.block_drop(model, next_token_loss)
-                loss = next_token_loss(model)
                 optimizer.zero_grad()
-                loss.backward()
+                for half in (TOKENS[:2], TOKENS[2:]):  # two micro-batches: a step's gradient is their sum
+                    loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten())
+                    loss.backward()
                 optimizer.step()
                 watch.step(loss=loss)
         return model, normlab.Run(tmp_path / folder).table()
@@ -175,6 +176,7 @@ def test_a_watch_that_is_suspended_records_nothing_of_it(tmp_path):
     for p, q in zip(quiet.parameters(), asked.parameters(), strict=True):
         assert torch.equal(p, q)
     assert found.keys() == expected.keys()
+    assert max(found["stale_gradient"]["model"].values) < 1e-5
     for quantity, sites in expected.items():
         for site, series in sites.items():
             assert found[quantity][site] == series, (quantity, site)

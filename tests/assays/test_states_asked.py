@@ -80,6 +80,12 @@ def test_a_snapshot_is_bounded_and_goes_into_a_run(tmp_path):
     assert event["after"]["neighbours"] == [list(n) for n in found[0].after.neighbours]
 
 
+def test_tokens_come_from_many_positions():
+    """64 of 1024 tokens are every sixteenth: the first of each sequence of 16."""
+    (found,) = assays.token_similarity(with_affine(4), lambda m: m(torch.randn(64, 16, 4)))
+    assert 48 <= len(found.places) <= 64 and len({place % 16 for place in found.places}) == 16
+
+
 def test_few_tokens_and_erased_features():
     norm = with_affine(4)
     with torch.no_grad():

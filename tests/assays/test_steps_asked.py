@@ -99,7 +99,7 @@ def test_smoothness_walks_along_the_step():
     parameters = list(model.parameters())
     value = next_token_loss(model)
     g = torch.autograd.grad(value, parameters)
-    assert found.loss == pytest.approx(float(value)) and found.gradient == pytest.approx(
+    assert found.loss == pytest.approx(float(value.detach())) and found.gradient == pytest.approx(
         float(flat(g).norm()), rel=1e-5
     )
     assert found.step == pytest.approx(0.3 * found.gradient, rel=1e-5)
@@ -150,6 +150,15 @@ def test_an_optimizer_may_have_parameters_that_are_not_the_models():
     before = elsewhere.weight.detach().clone()
     assays.smoothness(model, next_token_loss, optimizer=optimizer)
     assert torch.equal(elsewhere.weight, before) and torch.equal(elsewhere.weight.grad, torch.ones(2, 2))
+
+
+def test_a_backward_inside_does_not_reach_the_callers_gradients():
+    model = decoder()
+    next_token_loss(model).backward()
+    before = snapshot(model)
+    with assays.untouched(model):
+        next_token_loss(model).backward()
+    assert_unchanged(model, before)
 
 
 def test_also_when_the_loss_fails():

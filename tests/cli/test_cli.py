@@ -295,6 +295,32 @@ def test_varied_widths_take_the_inner_width_with_them(capsys, tmp_path, monkeypa
     assert sorted((m["dim"], m["ffn_dim"]) for m in models) == [(8, 32), (12, 48)]
 
 
+def test_the_pace_of_a_training_is_said_every_two_seconds(capsys, monkeypatch):
+    from normlab.cli import train as verb
+
+    clock = iter([10.0, 10.5, 12.5, 13.0, 20.5])
+    monkeypatch.setattr(verb.time, "monotonic", lambda: next(clock))
+    said = verb.Pace(Experiment(steps=40, lr=1e-2, warmup=0.0, schedule="constant"))
+    for step in (1, 2, 6, 7, 40):
+        said.step(step, 2.5)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "step 6/40, loss 2.5000, rate 0.01, 2 steps/s, 17 s left"  # 5 steps in 2.5 s
+    assert last == "step 40/40, loss 2.5000, rate 0.01, 4.25 steps/s"
+
+
+def test_a_misspelt_name_leaves_no_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e.toml").write_text('norm = "rmss"\n')
+    for words, near in (
+        (["--norm", "rmss"], "rms"),
+        (["e.toml"], "rms"),
+        (["--placement", "pree"], "pre"),
+        (["--task", "dat"], "dates"),
+    ):
+        code, _, err = run(capsys, "train", *words, "--out", "a")
+        assert code == 2 and near in err and err.count("\n") == 1 and not (tmp_path / "a").exists()
+
+
 # ---- train -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import random
@@ -11,8 +12,9 @@ import string
 import pytest
 
 import normlab
+from normlab import lab
 from normlab.lab import train
-from normlab.lab.experiment import Experiment, read_toml
+from normlab.lab.experiment import TASK_OPTIONS, Experiment, read_toml
 from normlab.lab.parts import model_config
 from normlab.lab.tasks import find_task
 from normlab.models import FeedForward
@@ -89,6 +91,15 @@ def test_unknown_settings_suggest_the_nearest():
         Experiment(schedule="cosin")
 
 
+def test_an_option_of_the_task_is_told_from_a_setting_of_the_model():
+    changed = Experiment(options={"length": 8}).changed(length=16, dim=32, lr=1.0)
+    assert changed.options == {"length": 16} and changed.model == {"dim": 32} and changed.value("length") == 16
+    own = {"task": "own", "make_model": "a:b", "make_data": "a:c"}
+    assert Experiment(**own).changed(length=16).model == {"length": 16}  # of the user's own factory
+    taken = {n for facts in lab.TASKS.values() for n in inspect.signature(facts.make).parameters} - {"files"}
+    assert taken == set(TASK_OPTIONS)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 BAD = {
@@ -107,6 +118,8 @@ BAD = {
     "weight_decay": [-1, math.nan, math.inf, None],
     "clip": [-1, math.nan, math.inf, None, "1"],
     "betas": [(0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.98, 0.99), 0.9, "ab", None, (0.9, math.nan), (True, 0.9)],
+    "optimizer": ["adam", None, 3],
+    "momentum": [-0.1, 1, 1.0, math.nan, "0.9", None, True],
     "norm": [None, 3],
     "placement": [None],
     "task": [None],

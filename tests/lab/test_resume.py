@@ -43,6 +43,8 @@ KILLED = {
     "bfloat16": small(precision="bfloat16", model={"dropout": 0.1}),
     "tied": small(model={"tie_embeddings": True}, norm="rms", placement="deepnorm", steps=25),
     "own": own(),
+    "sgd": small(optimizer="sgd", momentum=0.8, lr=0.1, model={"dropout": 0.1}),
+    "masked": small(task="masked", norm="batch", options={"length": 24}, model={"dropout": 0.1}),
 }
 
 

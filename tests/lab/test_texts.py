@@ -12,6 +12,7 @@ import pytest
 import torch
 from task_cases import digest, rows
 
+from normlab.lab import texts
 from normlab.lab.tasks import find_task
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -165,13 +166,37 @@ def test_a_folder_of_hugging_face_datasets(tmp_path):
 ])  # fmt: skip
 def test_a_missing_package_is_named_with_its_extra_and_its_cause(tmp_path, monkeypatch, made, blocked, extra):
     path = tmp_path / "a.parquet"
-    path.write_bytes(b"") if made == "file" else path.mkdir()
+    if made == "file":
+        path.write_bytes(b"")
+    else:
+        path.mkdir()
+        (path / "state.json").write_bytes(b"{}")
     for name in [n for n in sys.modules if n.split(".")[0] == blocked]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, blocked, None)
     with pytest.raises(ImportError, match=rf"needs {blocked}: pip install 'normlab\[{extra}\]'") as raised:
         find_task("text", files=[str(path)])
     assert isinstance(raised.value.__cause__, ImportError)
+
+
+def test_a_folder_is_its_text_files_in_the_order_of_their_names(tmp_path):
+    tree = {"b.py": "x = 1\n", "a/z.txt": "prose\n" * 400, "a/B.RS": "fn main() {}", "a/rows.jsonl": '{"text": "row"}\n',
+            "picture.png": "no", ".git/c.py": "hidden", ".secret.txt": "hidden", "a/.d/e.py": "hidden"}  # fmt: skip
+    for name, text in tree.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    want = "\n".join(["fn main() {}", "row", "prose\n" * 400, "x = 1\n"])
+    text, digest_ = texts.read(tmp_path)
+    assert text == want.encode() and digest_ == hashlib.sha256(text).hexdigest()
+    task = find_task("text", files=[str(tmp_path)], options={"length": 17})
+    assert all(row in want.encode() for row in rows(task.batch(0, 1, 50).arguments["tokens"]))
+    assert texts.read(tmp_path / "b.py")[0] == b"x = 1\n"
+    (tmp_path / "b.py").write_text("x = 2\n")
+    assert find_task("text", files=[str(tmp_path)], options={"length": 17}).sources != task.sources
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match="empty holds no text"):
+        texts.read(empty)
 
 
 def test_files_that_cannot_serve_are_refused_in_words(tmp_path):

@@ -475,7 +475,7 @@ def test_two_processes_are_one_to_rounding(tmp_path):
             if lagging or key.endswith("bias"):  # an attention's key bias has no gradient either
                 continue
             assert torch.allclose(value.float(), states[1][key].float(), rtol=1e-2, atol=2e-4), (name, key)
-    assert any("over all 2 processes" in words for words in strict(folders["batch"])["choices"])
+    assert any("over all 2 processes" in chosen["text"] for chosen in strict(folders["batch"])["choices"])
     assert readings(folders["stopped"]) == readings(folders["batch"])
 
 

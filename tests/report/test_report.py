@@ -131,14 +131,8 @@ def make_sweep(folder: Path) -> Path:
         entry["tied_with_best"] = entry["rank"] in (1, 2)  # whoever they are: the page only shows it
     reason = 'norm "instance" looks at the whole sequence and would leak the future in a causal stack'
     refused = [{"axes": {"norm": "instance", "placement": "pre"}, "reason": reason}]
-    machine = {
-        "cpu": "Some CPU",
-        "isa": "avx2",
-        "threads": 1,
-        "torch": "2.13.0",
-        "normlab": "0.1.0",
-        "python": "3.11.2",
-    }
+    machine = {"cpu": "Some CPU", "isa": "avx2", "threads": 1, "torch": "2.13.0", "normlab": "0.1.0",
+               "python": "3.11.2"}  # fmt: skip
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text(json.dumps({
         "schema": "normlab.sweep/1", "created": "2026-11-16T01:00:00Z",
@@ -300,9 +294,12 @@ def test_the_map_counts_what_did_not_train_and_ends_at_the_blind_loss(sweep):
 
 def test_findings_are_those_of_diagnose(sweep):
     for found in report.view(sweep)["findings"]:
-        norm, placement = found["cell"].split("/")
-        run = diagnosis.diagnose(sweep / f"trials/{norm}-{placement}-lr{found['lr']:g}-seed0")
-        assert found["seed"] == 0 and found["findings"] == [f.to_dict() for f in run.findings]
+        run = diagnosis.diagnose(sweep / f"trials/{found['cell'].replace('/', '-')}-lr{found['lr']:g}-seed0")
+        english = [
+            {**f, **{k: f[k]["en"] for k in ("verdict", "why")}, "try": [t["en"] for t in f["try"]]}
+            for f in found["findings"]
+        ]
+        assert found["seed"] == 0 and english == [f.to_dict() for f in run.findings]
         assert found["enough"] == (run.recorded >= diagnosis.FEW) == (found["cell"] != "batch/post")
     assert {f["cell"] for f in report.view(sweep)["findings"] if f["findings"]} == {"layer/post", "batch/post"}
 
@@ -327,7 +324,7 @@ def test_failures_share_a_row_if_only_numbers_differ(sweep):
     rows = {(f["cell"], f["lr"], f["outcome"]): f for f in view["failures"]}
     assert len(rows) == len(view["failures"]) == 5 and view["failures_left_out"] == 0
     row = rows["batch/post", 1e-3, "diverged"]
-    assert row["seeds"] == SEEDS and row["steps"] == [30, 37, 44] and row["cause"].startswith("第 30 步")
+    assert row["seeds"] == SEEDS and row["steps"] == [30, 37, 44] and row["cause"]["en"].startswith("第 30 步")
     assert sum(len(f["seeds"]) for f in view["failures"]) == sum(
         t["outcome"] != "trained" for t in read(sweep)["trials"]
     )
@@ -613,16 +610,8 @@ def test_no_word_is_idle():
         for p in folder.iterdir()
         if p.name in ("html.py", "figures.py", "page.html.jinja")
     )
-    made = {
-        *diagnosis.RULES,
-        *diagnosis.SEVERITIES,
-        *runs.STATUSES,
-        *views.WRONG,
-        *views.DEPTH,
-        "trained",
-        "run",
-        "sweep",
-    }
+    made = {*diagnosis.RULES, *diagnosis.SEVERITIES, *runs.STATUSES, *runs.EQUAL, *views.WRONG, *views.DEPTH}
+    made |= {"trained", "run", "sweep"}
     made |= (
         {f"{q}_axis" for q in views.DEPTH}
         | {f"{w}_of" for w in views.WRONG}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -384,7 +385,8 @@ def test_a_trial_that_hangs_is_said_and_ended(mine, tmp_path, monkeypatch):
     assert runs.Run(tmp_path / "sweep" / TRIALS / quick).info["status"] == "finished"
 
 
-def test_sigterm_says_what_was_saved(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_what_was_saved(tmp_path, number, code):
     out = tmp_path / "a"
     words = [sys.executable, "-m", "normlab", "train", "--steps", "100000", "--out", str(out)]
     for setting in ("dim=16", "num_layers=1", "num_heads=2", "batch_size=2", "evaluations=1"):
@@ -394,10 +396,12 @@ def test_sigterm_says_what_was_saved(tmp_path):
     while not (out / runs.READINGS).exists() or (out / runs.READINGS).stat().st_size < 2000:
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 143 and "saved at step" in err and "Traceback" not in err
+    assert process.returncode == code and "saved at step" in err and "Traceback" not in err
+    saved = int(re.search(r"saved at step (\d+)", err)[1])
     assert (out / "checkpoint.safetensors").is_file() and runs.Run(out).info["status"] == "interrupted"
+    assert max(step for step, *_ in runs.Run(out).readings()) == saved
 
 
 @pytest.mark.parametrize("where", ["| head -1", "> /dev/full", ">&-", "2>&- >&-"])

@@ -9,11 +9,39 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 
 from normlab import RunUnreadable, runs
-from normlab.runs import Cell, Difference, Grid, Rate, Refused, Result, Summary, TrialResult, Verdict
+from normlab.runs import (
+    Cell,
+    Choice,
+    Difference,
+    Estimate,
+    Grid,
+    Rate,
+    Refused,
+    Result,
+    Summary,
+    Trait,
+    TrialFinding,
+    TrialResult,
+    Verdict,
+)
 from normlab.runs.sweep import CELLS_TABLE
 
-RECORDS = (Result, TrialResult, Difference, Rate, Cell, Refused, Verdict, Summary, Grid)
-NEEDED = {TrialResult: {"cell": "a/b"}, Difference: {"mean": 0.5}, Rate: {"lr": 1e-3}, Cell: {"cell": "a/b"},
+RECORDS = (
+    Choice,
+    TrialFinding,
+    Estimate,
+    Trait,
+    Result,
+    TrialResult,
+    Difference,
+    Rate,
+    Cell,
+    Refused,
+    Verdict,
+    Summary,
+    Grid,
+)
+NEEDED = {Choice: {"kind": "sync"}, TrialFinding: {"rule": "leak"}, Estimate: {"mean": 0.5}, Trait: {"mean": 0.5, "low": 0.4, "high": 0.6}, TrialResult: {"cell": "a/b"}, Difference: {"mean": 0.5}, Rate: {"lr": 1e-3}, Cell: {"cell": "a/b"},
           Refused: {"axes": {"norm": "a"}, "reason": "no"}, Grid: {"axes": {"lr": [0.1], "seed": [0]}}}  # fmt: skip
 FULL = {
     "schema": "normlab.summary/1", "task": "text", "unit": "nats per byte", "blind": 3.3, "steps": 7, "created": "today",
@@ -36,6 +64,13 @@ FULL = {
     "refused": [{"cell": "batch/pre", "axes": {"norm": "batch", "placement": "pre"}, "reason": "it would leak"}],
     "verdict": {"en": ["One."], "zh": ["一。"]},
 }  # fmt: skip
+CHOICE = {"kind": "causal-position", "norm": "batch", "values": 16, "text": "so"}
+ABOUT = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 3}
+FULL |= {"equal": "samples", "metric": "accuracy", "common_target": 2.6}
+FULL["trials"][0] |= {"samples": 112.0, "tokens": 7168.0, "choices": [CHOICE], "cause_zh": "因", "findings": [
+    {"rule": "leak", "severity": "critical", "site": "a.b", "en": "It leaks.", "zh": "泄漏。"}]}  # fmt: skip
+FULL["cells"][0] |= {"steps": 7.0, "choices": [CHOICE], "figures": {"accuracy": ABOUT}, "traits": {"turn": ABOUT}}
+FULL["refused"][0] |= {"reason_zh": "会泄漏"}
 
 
 def test_a_summary_comes_back_as_it_was_with_every_field():
@@ -158,7 +193,7 @@ def test_an_axis_may_be_called_like_a_column(tmp_path):
     cells = [replace(found.cells[0], axes={"rank": 8, "norm": "layer"})]
     runs.write_summary(tmp_path, replace(found, cells=tuple(cells)))
     header, row = (tmp_path / CELLS_TABLE).read_text().splitlines()
-    assert header.startswith("cell,norm,rank,best_lr,") and row.startswith("layer/pre,layer,1,0.1,")
+    assert header.startswith("cell,norm,rank,steps,best_lr,") and row.startswith("layer/pre,layer,1,7.0,0.1,")
     pairs = [f"{name}_{k}" for name in ("difference", "behind_best") for k in FULL["cells"][0]["difference"]]
     assert header.endswith("tied_with_best," + ",".join(pairs))
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from .. import runs
 from ..errors import unknown
 from ..runs import Cell, Grid, Summary, TrialResult
-from .numbers import cell_of, loss_of, mean_curve, steps_to
+from .inside import Look, looking_into, traits_of
+from .metrics import METRICS, common_target, estimates, values_of
+from .numbers import cell_of, mean_curve, steps_to
 from .pairs import Pairs
 from .stages import allotted, counted
 from .verdict import verdict
@@ -19,11 +21,12 @@ from .verdict import verdict
 
 def answer(
     grid: Grid, trials: Iterable[TrialResult], *, baseline: str | None = None, target_loss: float | None = None,
-    margin: float | None = None,
+    margin: float | None = None, metric: str = "loss", look: Look = lambda trial: {},
 ) -> Summary:  # fmt: skip
     """The answer of a sweep, from what it compares and the trials that ended; missing trials make it a partial one.
 
     ``baseline``: a cell's name, instead of the grid's own. ``target_loss``: for steps_to_target, instead of the baseline's mean.
+    ``metric``: what is ranked and compared, one of METRICS; rates are chosen by the loss in any case. ``look``: what probes saw inside a trial.
     ``margin``: differences whose whole interval lies within it, on both sides of zero, are called equal.
     """
     if margin is not None and not 0 < margin < math.inf:
@@ -41,10 +44,23 @@ def answer(
         had = {(t.lr, t.seed): t for t in its if t.lr is not None and t.seed is not None}
         to_have = allotted(grid.rates, grid.seeds, grid.first_seeds, had, grid.blind)
         outstanding += sum(key not in had for key in to_have.due) + to_have.later
-    cells.sort(key=lambda c: math.inf if c.mean is None else c.mean)
+    judged = METRICS[metric]
+    # One that all of them reach, where no other is asked for.
+    common = (
+        common_target(t for those in at_best.values() for t in those.values()) if target_loss is None else target_loss
+    )
+    cells = [replace(c, figures=estimates(at_best[c.name], common)) for c in cells]
 
-    able = [c.name for c in cells if c.mean is not None]
-    pairs = Pairs({n: {seed: loss_of(t) for seed, t in at_best[n].items()} for n in able}, margin, grid.share)
+    def place(cell: Cell) -> float:
+        if cell.mean is None or metric not in cell.figures:
+            return math.inf
+        return cell.figures[metric].mean * (1 if judged.lower else -1)
+
+    cells.sort(key=place)
+    able = [c.name for c in cells if c.mean is not None and metric in c.figures]
+    if not able and any(c.mean is not None for c in cells):
+        raise ValueError(f"no trial of this sweep has a number for the metric {metric!r}")
+    pairs = Pairs({n: values_of(judged, at_best[n], common) for n in able}, margin, grid.share, lower=judged.lower)
     best = pairs.best(able)
     named = baseline or next((name for name, axes in by_name.items() if axes == grid.baseline), None)
     chosen = named or best or (cells[0].name if cells else None)
@@ -60,27 +76,32 @@ def answer(
         return replace(
             cell,
             rank=rank,
+            steps=grid.steps.get(cell.name, cell.axes.get("steps", grid.base.get("steps"))),
             difference=pairs.between(cell.name, chosen),
             behind_best=behind,
             tied_with_best=tied,
             steps_to_target=steps,
+            traits=traits_of(at_best[cell.name].values(), look),
         )
 
     found = Summary(
-        task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), created=grid.created,
+        task=grid.base.get("task"), unit=grid.unit, blind=grid.blind, steps=grid.base.get("steps"), equal=grid.equal, created=grid.created,
         machine=grid.machine, complete=not outstanding and all(t.outcome != "failed" for t in ended),
         planned=len(ended) + outstanding, looks=grid.looks, wrong=grid.wrong,
-        baseline=chosen, best=best, margin=margin, target_loss=target_loss, trials=tuple(ended), refused=grid.refused,
+        baseline=chosen, best=best, metric=metric, margin=margin, target_loss=target_loss, common_target=common, trials=tuple(ended), refused=grid.refused,
         cells=tuple(ranked(rank, cell) for rank, cell in enumerate(cells, start=1)),
     )  # fmt: skip
     return replace(found, verdict=verdict(found, grid, pairs))
 
 
 def read(
-    folder: str | Path, *, baseline: str | None = None, target_loss: float | None = None, margin: float | None = None
-) -> Summary:
+    folder: str | Path, *, baseline: str | None = None, target_loss: float | None = None, margin: float | None = None,
+    metric: str = "loss",
+) -> Summary:  # fmt: skip
     """The answer of the sweep in this folder, as far as its trials have come."""
-    return answer(*runs.read_trials(folder), baseline=baseline, target_loss=target_loss, margin=margin)
+    look = looking_into(Path(folder))
+    how = {"baseline": baseline, "target_loss": target_loss, "margin": margin, "metric": metric}
+    return answer(*runs.read_trials(folder), look=look, **how)  # type: ignore[arg-type]
 
 
 def settled(found: Summary, against: str = "best") -> bool:

@@ -66,7 +66,7 @@ def cell_of(
     broke = sum(b + r.skipped for r in rates if (b := r.count(*BROKEN, "lost")))
     speeds = [v for t in trials if t.outcome == "trained" and (v := t.tokens_per_second) is not None]
     cell = Cell(
-        name=name, axes=axes, rates=tuple(rates),
+        name=name, axes=axes, rates=tuple(rates), choices=tuple(dict.fromkeys(c for t in trials for c in t.choices)),
         largest_stable_lr=largest, stable_up_to_edge=largest == grid_rates[-1],
         divergence_rate=broke / ended if ended else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,

@@ -9,15 +9,18 @@ from ..runs import Difference
 
 
 class Pairs:
-    """``values``: {arm: {seed: loss}}. ``share``: what this look may spend of the error of all looks at the same sweep.
+    """``values``: {arm: {seed: loss, or another number}}. ``share``: what this look may spend of the error of all looks at the same sweep.
+    ``lower``: is lower better? It decides nothing but who is called the best.
 
     With a share below 1 intervals are wider and p values larger, so that the words (95 %, decided, p below 0.05) hold for all looks together.
     """
 
     def __init__(
-        self, values: Mapping[str, Mapping[int, float]], margin: float | None = None, share: float = 1.0
-    ) -> None:
+        self, values: Mapping[str, Mapping[int, float]], margin: float | None = None, share: float = 1.0, *,
+        lower: bool = True,
+    ) -> None:  # fmt: skip
         self.all, self.margin, self.share = Differences(values, 1 - share * (1 - LEVEL)), margin, share
+        self.lower = lower
         self.names = tuple(values)
 
     @property
@@ -48,7 +51,7 @@ class Pairs:
 
         def better(a: str, b: str) -> bool:
             mean = self.all.paired(a, b)
-            return bool(mean) and sum(mean) < 0 and decided(self.all.between(a, b))
+            return bool(mean) and (sum(mean) < 0) == self.lower and decided(self.all.between(a, b))
 
         for name in ranked:
             if not any(better(other, name) for other in ranked if other != name):

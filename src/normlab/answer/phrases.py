@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ..intervals import MOST_SEEDS
-from ..runs import Cell, Difference
+from ..runs import Cell, Difference, Estimate, Summary
+from .metrics import METRICS
 
 NAMED = 4  # cells named in one sentence; the others are counted
 
@@ -15,19 +16,37 @@ UNITS = {"nats per byte": "奈特/字节", "nats per document": "奈特/文档",
          "nats per character": "奈特/字符", "own loss": "（自定损失）", "loss": "（损失）"}  # fmt: skip
 
 
-def with_unit(value: str, unit: str | None) -> Sentence:
-    unit = unit or "loss"
+def with_unit(value: str, answer: Summary) -> Sentence:
+    """In the unit of what is ranked."""
+    own = METRICS[answer.metric].unit
+    if own is not None:
+        return f"{value} {own[0]}".rstrip(), f"{value} {own[1]}".rstrip()
+    unit = answer.unit or "loss"
     return f"{value} {unit}", f"{value} {UNITS.get(unit, unit)}"
 
 
-def mean_of(cell: Cell) -> str:
+def scored(answer: Summary, cell: Cell) -> Cell | Estimate:
+    """What the cell is ranked by, with its interval."""
+    return cell if answer.metric == "loss" else cell.figures[answer.metric]
+
+
+def has_score(answer: Summary, cell: Cell) -> bool:
+    return cell.mean is not None and (answer.metric == "loss" or answer.metric in cell.figures)
+
+
+def ahead(answer: Summary) -> tuple[int, Sentence]:
+    """(sign of a difference that is better, the word for it)."""
+    return (-1, ("lower", "低")) if METRICS[answer.metric].lower else (1, ("higher", "高"))
+
+
+def mean_of(cell: Cell | Estimate) -> str:
     """To two digits of the half width of its interval."""
     assert cell.mean is not None
     half = 0.0 if cell.low is None or cell.high is None else (cell.high - cell.low) / 2
     return f"{cell.mean:.{min(max(1 - math.floor(math.log10(half)), 0), 6) if half > 0 else 4}f}"
 
 
-def interval_of(cell: Cell) -> Sentence:
+def interval_of(cell: Cell | Estimate) -> Sentence:
     if cell.low is None or cell.high is None:
         return "1 seed", "1 个种子"
     digits = len(mean_of(cell).partition(".")[2])

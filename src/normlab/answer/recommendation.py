@@ -6,36 +6,54 @@ from collections.abc import Iterator, Mapping
 
 from ..intervals import FEWEST
 from ..runs import Cell, Grid, Summary
+from .metrics import METRICS
 from .pairs import Pairs
-from .phrases import NAMED, Sentence, interval_of, joined, listed, mean_of, size_of, with_unit
+from .phrases import (
+    NAMED,
+    Sentence,
+    ahead,
+    has_score,
+    interval_of,
+    joined,
+    listed,
+    mean_of,
+    scored,
+    size_of,
+    with_unit,
+)
 
 SIZES = ("dim", "num_layers", "num_heads", "batch_size")
 
 
 def recommendation(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
-    able = [c for c in answer.cells if c.mean is not None]
+    able = [c for c in answer.cells if has_score(answer, c)]
     best = next((c for c in able if c.name == answer.best), None)
     if best is None:
         return
-    few = max(c.n for c in able) < FEWEST
+    n = max(scored(answer, c).n for c in able)
+    few = n < FEWEST
+    if answer.metric != "loss":
+        title = METRICS[answer.metric].title
+        yield (f"Ranked by {title[0]}, each cell at the rate that is best for its loss",
+               f"按{title[1]}排名，每个组合取损失最低的学习率")  # fmt: skip
     yield _use(answer, grid, able, best, few)
     if few and len(grid.cells()) > 1:
-        n = max(c.n for c in able)
         yield (f"With {n} seed{'s' * (n > 1)} nothing is decided: run at least {FEWEST} (--seeds)",
                f"只有 {n} 个种子，得不出定论：请至少用 {FEWEST} 个（--seeds）")  # fmt: skip
     if len(able) > 1 and not few:
         yield from _because(answer, able, best, pairs)
         yield from _cost(answer, able, best)
+        yield from _besides(answer, able, best)
     if len(grid.cells()) > 1:
         yield _depends(answer, grid)
 
 
 def _use(answer: Summary, grid: Grid, able: list[Cell], best: Cell, few: bool) -> Sentence:
-    x, rate, loss = best.name, f"{best.best_lr:g}", with_unit(mean_of(best), answer.unit)
+    x, rate, loss = best.name, f"{best.best_lr:g}", with_unit(mean_of(scored(answer, best)), answer)
     tied = [c.name for c in able if c.tied_with_best]
     if few or len(grid.cells()) == 1 or (len(able) == 1 and not answer.complete):
-        en, zh = interval_of(best)
-        lowest = ("has the lowest mean,", "均值最低，为") if len(able) > 1 else ("has a mean of", "均值为")
+        (en, zh), end = interval_of(scored(answer, best)), _end(answer)
+        lowest = (f"has the {end[0]} mean,", f"均值{end[1]}，为") if len(able) > 1 else ("has a mean of", "均值为")
         return f"{x} {lowest[0]} {loss[0]} ({en}) at rate {rate}", f"{x} {lowest[1]} {loss[1]}（{zh}），学习率 {rate}"
     if len(able) == 1:
         return (f"Use {x}: {loss[0]} at rate {rate}; no other cell trained with every seed at any rate",
@@ -44,22 +62,25 @@ def _use(answer: Summary, grid: Grid, able: list[Cell], best: Cell, few: bool) -
         return (f"Use {x}: {loss[0]} at rate {rate}, told apart from every other cell",
                 f"用 {x}：{loss[1]}，学习率 {rate}，与其他组合都分得出高下")  # fmt: skip
     if len(tied) == len(able) - 1 > 1:
-        return (f"Use the cheapest of the {len(able)} cells: none is told apart from the lowest, {x}, {loss[0]} at rate {rate}",
-                f"{len(able)} 个组合里用最省的：与最低的 {x}（{loss[1]}，学习率 {rate}）都分不出高下")  # fmt: skip
+        return (f"Use the cheapest of the {len(able)} cells: none is told apart from the {_end(answer)[0]}, {x}, {loss[0]} at rate {rate}",
+                f"{len(able)} 个组合里用最省的：与{_end(answer)[1]}的 {x}（{loss[1]}，学习率 {rate}）都分不出高下")  # fmt: skip
     *names, last = tied[:NAMED] + ([f"{len(tied) - NAMED} more"] if len(tied) > NAMED else [])
     en, zh = "".join(f", {name}" for name in names) + f" or {last}", listed(tied)[1]
-    return (f"Use {x} ({loss[0]} at rate {rate}){en}: not told apart",
-            f"用 {x}（{loss[1]}，学习率 {rate}）或 {zh}：分不出高下")  # fmt: skip
+    how = "not told apart", "分不出高下"
+    if all(c.behind_best is not None and c.behind_best.equal for c in able if c.tied_with_best):
+        how = f"equal within {answer.margin:g}", f"相差不超过 {answer.margin:g}"
+    return (f"Use {x} ({loss[0]} at rate {rate}){en}: {how[0]}",
+            f"用 {x}（{loss[1]}，学习率 {rate}）或 {zh}：{how[1]}")  # fmt: skip
 
 
 def _because(answer: Summary, able: list[Cell], best: Cell, pairs: Pairs) -> Iterator[Sentence]:
     """Against the baseline, and against the nearest cell that is told apart."""
     parts, x, base = [], best.name, answer.baseline
-    lead = best.difference
+    lead, (sign, word) = best.difference, ahead(answer)
     if lead is not None and lead.low is not None:
-        en, zh = size_of(lead, -1)
+        en, zh = size_of(lead, sign)
         if lead.decided:
-            parts.append((f"lower than {base}, the baseline, by {en}", f"比基线 {base} 低 {zh}"))
+            parts.append((f"{word[0]} than {base}, the baseline, by {en}", f"比基线 {base} {word[1]} {zh}"))
         else:
             parts.append(
                 (f"ahead of {base}, the baseline, by {en}, which is undecided", f"领先基线 {base} {zh}，尚无定论")
@@ -67,16 +88,16 @@ def _because(answer: Summary, able: list[Cell], best: Cell, pairs: Pairs) -> Ite
     apart = [
         c
         for c in able
-        if c.name not in (x, base) and c.behind_best and c.behind_best.decided and c.behind_best.mean > 0
+        if c.name not in (x, base) and c.behind_best and c.behind_best.decided and c.behind_best.mean * sign < 0
     ]
     if apart:
         nearest = apart[0]
         assert nearest.behind_best is not None
-        en, zh = size_of(nearest.behind_best)
+        en, zh = size_of(nearest.behind_best, -sign)
         parts.append(
             (
-                f"lower than {nearest.name}, the nearest cell told apart, by {en}",
-                f"比分得出高下的最近者 {nearest.name} 低 {zh}",
+                f"{word[0]} than {nearest.name}, the nearest cell told apart, by {en}",
+                f"比分得出高下的最近者 {nearest.name} {word[1]} {zh}",
             )
         )
     if parts:
@@ -85,6 +106,30 @@ def _because(answer: Summary, able: list[Cell], best: Cell, pairs: Pairs) -> Ite
                f"{x} {zh}；95 % 置信区间对全部 {pairs.count} 对同时成立")  # fmt: skip
     if base not in [c.name for c in able]:
         yield f"{base}, the baseline, has no mean to compare with", f"基线 {base} 没有可比的均值"
+
+
+BESIDES = {"accuracy": ".3f", "gap": "+.3f", "steps_to_target": ".0f"}  # what is told of the best cell beside its loss
+
+
+def _besides(answer: Summary, able: list[Cell], best: Cell) -> Iterator[Sentence]:
+    """Accuracy, the gap between training and held-out loss and the steps to a common target, beside the baseline's where that is another."""
+    base = next((c for c in able if c.name == answer.baseline and c.name != best.name), None)
+    parts: list[Sentence] = []
+    for name, form in BESIDES.items():
+        if name == answer.metric or name not in best.figures:
+            continue
+        own, title = f"{best.figures[name].mean:{form}}", METRICS[name].title
+        its = f"{base.figures[name].mean:{form}}" if base is not None and name in base.figures else None
+        en, zh = (own, own) if its is None else (f"{own} (it: {its})", f"{own}（它是 {its}）")
+        parts.append((f"{title[0]} {en}", f"{title[1]} {zh}"))
+    if parts:
+        en, zh = joined(parts, ", ", "，")
+        whom = ("", "") if base is None else (f" against {base.name}", f"，与 {base.name} 相比")
+        yield f"Besides, {best.name}{whom[0]}: {en}", f"此外，{best.name}{whom[1]}：{zh}"
+
+
+def _end(answer: Summary) -> Sentence:
+    return ("lowest", "最低") if METRICS[answer.metric].lower else ("highest", "最高")
 
 
 def _cost(answer: Summary, able: list[Cell], best: Cell) -> Iterator[Sentence]:
@@ -125,6 +170,20 @@ def _stable(cell: Cell) -> Sentence:
     return (f"{rate} or more", f"{rate} 或更高") if cell.stable_up_to_edge else (rate, rate)
 
 
+EQUALS = {"samples": "样本", "tokens": "词元", "seconds": "训练时间"}  # what cells are given alike, other than steps
+
+
+def _steps(answer: Summary, grid: Grid) -> Sentence | None:
+    found = [c.steps for c in answer.cells if c.steps is not None]
+    if not found:
+        return None
+    low, high = f"{min(found):g}", f"{max(found):g}"
+    en, zh = (f"{low} steps", f"{low} 步") if low == high else (f"{low} to {high} steps", f"{low} 到 {high} 步")
+    if grid.equal in EQUALS and grid.steps:
+        return f"equal {grid.equal} ({en})", f"{EQUALS[grid.equal]}相等（{zh}）"
+    return en, zh
+
+
 def _depends(answer: Summary, grid: Grid) -> Sentence:
     """What was held fixed: elsewhere the order may differ."""
     model = grid.base.get("model")
@@ -132,8 +191,12 @@ def _depends(answer: Summary, grid: Grid) -> Sentence:
     facts: list[Sentence] = []
     if answer.task:
         facts.append((f"task {answer.task}", f"任务 {answer.task}"))
-    if answer.steps is not None:
-        facts.append((f"{answer.steps:g} steps", f"{answer.steps:g} 步"))
+    if (steps := _steps(answer, grid)) is not None:
+        facts.append(steps)
+    if sizes := [t.parameters for t in answer.trials if t.parameters is not None]:
+        low, high = f"{min(sizes):,.0f}", f"{max(sizes):,.0f}"
+        span = (low, low) if low == high else (f"{low} to {high}", f"{low} 到 {high}")
+        facts.append((f"{span[0]} parameters", f"{span[1]} 个参数"))
     for name in SIZES:
         if name not in grid.axes and isinstance(settings.get(name), int):
             facts.append((f"{name} {settings[name]}",) * 2)

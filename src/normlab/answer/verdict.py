@@ -6,21 +6,25 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..intervals import FEWEST
-from ..runs import OUTCOMES, Difference, Grid, Summary, Verdict, plain, same
+from ..runs import OUTCOMES, Difference, Grid, Summary, TrialResult, Verdict, plain, same
+from .chosen import sentences as chosen
+from .inside import why
 from .pairs import Pairs
-from .phrases import NAMED, Sentence, joined, listed, seeds_of, signed, size_of
+from .phrases import NAMED, Sentence, ahead, joined, listed, seeds_of, signed, size_of
 from .recommendation import recommendation
 from .stages import BROKEN
 
 
 def verdict(answer: Summary, grid: Grid, pairs: Pairs) -> Verdict:
     sentences = [*_of_progress(answer, grid), *recommendation(answer, grid, pairs)]
-    sentences += [*_of_axes(answer, grid, pairs), *_of_decided(answer), *_of_open(answer), *_of_equal(answer)]
-    sentences += [*_of_rates(answer, grid), *_of_looks(answer, grid)]
+    sentences += [*_of_axes(answer, grid, pairs), *why(answer)]
+    sentences += [*_of_decided(answer), *_of_open(answer), *_of_equal(answer), *_of_rates(answer, grid)]
+    sentences += [*_of_findings(answer), *_of_choices(answer), *_of_looks(answer, grid)]
     if grid.refused:
         en, zh = listed([r.name for r in grid.refused])
-        reason = grid.refused[0].reason.rstrip(".")
-        sentences.append((f"Refused: {en} ({reason})", f"拒绝运行：{zh}（{reason}）"))
+        first = grid.refused[0]
+        reason = first.reason.rstrip("."), (first.reason_zh or first.reason).rstrip(".。")
+        sentences.append((f"Refused: {en} ({reason[0]})", f"拒绝运行：{zh}（{reason[1]}）"))
     return Verdict(en=tuple(en + "." for en, _ in sentences), zh=tuple(zh + "。" for _, zh in sentences))
 
 
@@ -58,7 +62,8 @@ def _against(answer: Summary) -> Iterator[tuple[str, Mapping[str, Difference]]]:
 def _of_decided(answer: Summary) -> Iterator[Sentence]:
     for reference, found in _against(answer):
         parts = []
-        for sign, (en, zh) in ((-1, ("better", "更好")), (1, ("worse", "更差"))):
+        good, _ = ahead(answer)
+        for sign, (en, zh) in ((good, ("better", "更好")), (-good, ("worse", "更差"))):
             if those := [signed(n, d) for n, d in found.items() if d.decided and d.mean * sign > 0]:
                 names = listed(those)
                 parts.append((f"{en} than {reference}: {names[0]}", f"比 {reference} {zh}：{names[1]}"))
@@ -91,6 +96,32 @@ def _of_equal(answer: Summary) -> Iterator[Sentence]:
                 f"Equal to {reference} within {answer.margin:g}: {en}",
                 f"与 {reference} 相差不超过 {answer.margin:g}：{zh}",
             )
+
+
+def _of_findings(answer: Summary) -> Iterator[Sentence]:
+    """What the diagnosis says of trials that did not train: each rule with how many it found, and the cells."""
+    alike: dict[str, list[TrialResult]] = {}
+    sick = [t for t in answer.trials if t.outcome in ("untrained", *BROKEN)]
+    for trial in sick:
+        for rule in dict.fromkeys(f.rule for f in trial.findings):
+            alike.setdefault(rule, []).append(trial)
+    if not alike:
+        return
+    parts = []
+    for rule, those in sorted(alike.items(), key=lambda item: -len(item[1]))[:NAMED]:
+        cells = listed(list(dict.fromkeys(t.cell for t in those)))
+        parts.append((f"{rule} in {len(those)} ({cells[0]})", f"{rule} {len(those)} 次（{cells[1]}）"))
+    en, zh = joined(parts)
+    yield (
+        f"The diagnosis of the {len(sick)} trials that did not train: {en}",
+        f"对 {len(sick)} 次没有训练成功的试验的诊断：{zh}",
+    )
+
+
+def _of_choices(answer: Summary) -> Iterator[Sentence]:
+    for cells, words in chosen(answer):
+        names = listed(cells)
+        yield f"In {names[0]}, {words[0]}", f"{names[1]}：{words[1]}"
 
 
 def _of_rates(answer: Summary, grid: Grid) -> Iterator[Sentence]:
@@ -168,7 +199,7 @@ def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
             value: {s: statistics.fmean(pairs.all.values[row[value]][s] for row in rows) for s in seeds}
             for value in rows[0]
         }
-        arms, whole = Pairs(means, share=pairs.share), len(grid.combinations())
+        arms, whole = Pairs(means, share=pairs.share, lower=pairs.lower), len(grid.combinations())
         short = (
             (f" (over {len(used)} of {whole} cells)", f"（{whole} 个组合中的 {len(used)} 个）")
             if len(used) < whole
@@ -178,7 +209,7 @@ def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
             d = arms.between(value, plain(base[axis]))
             if d is not None and d.decided:
                 sign = 1 if d.mean > 0 else -1
-                (en, zh), word = size_of(d, sign), ("worse", "差") if sign > 0 else ("better", "好")
+                (en, zh), word = size_of(d, sign), ("worse", "差") if sign * ahead(answer)[0] < 0 else ("better", "好")
                 parts.append((f"{axis} {value} is {word[0]} than {plain(base[axis])} by {en}{short[0]}",
                               f"{axis} {value} 比 {plain(base[axis])} {word[1]} {zh}{short[1]}"))  # fmt: skip
     if parts:

@@ -59,11 +59,7 @@ def covariate_shift(
         with untouched(model):
             used = first_use(model, lambda: loss(model))
         evaluate = _evaluator(model, loss, redraw)
-        with untouched(model, optimizer):
-            grads, changes, _ = update_of(model, loss, optimizer, lr)
-        if redraw:
-            with torch.no_grad():
-                loss(model)  # what g drew is used up
+        grads, changes, _ = update_of(model, loss, optimizer, lr)
         of = {p: (g, c) for p, g, c in zip(trainable(model), grads, changes, strict=True)}
         ordered = sorted(
             ((name, [p for p in module.parameters() if p in of]) for name, module in layers.items()),

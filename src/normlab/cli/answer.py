@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .answers import add_language, add_margin, language, show_answer
+from .answers import add_language, add_margin, add_metric, language, show_answer
 from .options import Verb
 from .show import complain, say_json
 
@@ -16,6 +16,7 @@ def add(verb: Verb) -> None:
     answer.add_argument(
         "--baseline", metavar="CELL", help="what the others are compared with (default: the sweep's own)"
     )
+    add_metric(answer)
     add_margin(answer)
     add_language(answer)
     answer.add_argument("--json", action="store_true", help="print it as JSON, as summary.json holds it")
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import RunUnreadable
 
     try:
-        found = answer.read(args.folder, baseline=args.baseline, margin=args.margin)
+        found = answer.read(args.folder, baseline=args.baseline, margin=args.margin, metric=args.metric)
     except (RunUnreadable, OSError) as error:
         complain("answer", error)
         return 1

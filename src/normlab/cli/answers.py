@@ -8,14 +8,30 @@ from typing import TYPE_CHECKING, Any
 from .show import say_wrapped, table
 
 if TYPE_CHECKING:
-    from ..runs import Cell, Difference, Summary
+    from ..runs import Cell, Difference, Estimate, Summary
 
 LANGUAGES = ("en", "zh")
+FIGURES = (
+    "accuracy",
+    "gap",
+    "steps_to_target",
+    "seconds_to_target",
+    "tokens_to_target",
+)  # of the table beside loss and cost
 # What the terminal says and the page does not; the rest are the page's words.
 OWN = {
     "title": (
-        "held-out loss, {unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
-        "留出损失，{unit}，各组合取最佳学习率（对种子的 95 % 置信区间；= 与最佳者分不出高下）",
+        "{what}, {unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
+        "{what}，{unit}，各组合取最佳学习率（对种子的 95 % 置信区间；= 与最佳者分不出高下）",
+    ),
+    "title_bare": (
+        "{what} at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
+        "{what}，各组合取最佳学习率（对种子的 95 % 置信区间；= 与最佳者分不出高下）",
+    ),
+    "figures": ("more than loss (95 % intervals over seeds)", "损失之外（对种子的 95 % 置信区间）"),
+    "figures_target": (
+        "more than loss (95 % intervals over seeds); target: held-out loss {target}, which every trial here reaches",
+        "损失之外（对种子的 95 % 置信区间）；目标：留出损失 {target}，这里的试验都达到",
     ),
     "costs": ("rates and cost", "学习率与代价"),
     "best_rate": ("best rate", "最佳学习率"),
@@ -24,6 +40,10 @@ OWN = {
     "matmul_share": (
         "training ran at {share} of this machine's matrix-product rate (median trial)",
         "训练速度达到本机矩阵乘法的 {share}（试验的中位数）",
+    ),
+    "chosen": (
+        "* something was chosen for this cell that changes what its norm computes: see the verdict.",
+        "* 为该组合作了选择，归一化的算法因此不同：见结论。",
     ),
     "sampling": (
         "A cell's interval leaves out the sampling of held-out examples; differences between cells are hardly affected by it.",
@@ -38,8 +58,17 @@ def language(asked: str | None) -> str:
     return asked or ("zh" if said.lower().startswith("zh") else "en")
 
 
-def add_language(to: Any) -> None:
-    to.add_argument("--lang", choices=LANGUAGES, help="of the answer (default: the locale's)")
+def add_language(to: Any, what: str = "of the answer") -> None:
+    to.add_argument("--lang", choices=LANGUAGES, help=f"{what} (default: the locale's)")
+
+
+def add_metric(to: Any) -> None:
+    to.add_argument(
+        "--metric",
+        default="loss",
+        help="what is ranked and compared: loss, accuracy, gap (held-out minus training loss), steps_to_target, seconds_to_target, "
+        "tokens_to_target, tokens_per_second, peak_memory (default loss)",
+    )
 
 
 def add_margin(to: Any) -> None:
@@ -57,6 +86,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
 
 def show_answer(summary: Summary, lang: str = "en") -> None:
     """Losses, rates and cost as tables, and the verdict's sentences."""
+    from ..answer import METRICS
     from ..report.words import both, known
 
     def word(key: str, **values: Any) -> str:
@@ -73,12 +103,26 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
         said = word("equal", margin=f"{summary.margin:g}") if of.equal else "" if of.decided else word("undecided")
         return f"{of.mean:{form}}{interval}{p} {said}".rstrip()
 
+    def estimate(of: Cell | Estimate | None, form: str | None = None) -> str:
+        if of is None or of.mean is None:
+            return "-"
+        form = form or (",.0f" if abs(of.mean) >= 100 else ".3f")
+        return f"{of.mean:{form}}" + (
+            "" if of.low is None or of.high is None else f" [{of.low:{form}}, {of.high:{form}}]"
+        )
+
+    def named(cell: Cell) -> str:
+        return cell.name + "*" * bool(cell.choices)
+
     def losses(cell: Cell) -> list[str]:
-        own = _number(cell.mean, ".4f") + ("" if cell.low is None else f" [{cell.low:.4f}, {cell.high:.4f}]")
+        own = estimate(
+            cell if summary.metric == "loss" else cell.figures.get(summary.metric),
+            ".4f" if summary.metric == "loss" else None,
+        )
         against = word("baseline_mark") if cell.name == summary.baseline else pair(cell.difference)
         behind = word("the_best") if cell.name == summary.best else pair(cell.behind_best)
         rank = f"{cell.rank}{'=' if cell.tied_with_best else ''}"
-        return [rank, cell.name, own, against, *([] if summary.best == summary.baseline else [behind])]
+        return [rank, named(cell), own, against, *([] if summary.best == summary.baseline else [behind])]
 
     def costs(cell: Cell) -> list[str]:
         edge = "" if cell.best_at_edge is None else f" ({word('edge_' + cell.best_at_edge)})"
@@ -90,15 +134,27 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
             "-" if cell.peak_memory is None else f"{cell.peak_memory / 2**20:.0f}",
         ]  # fmt: skip
 
-    title = word("title", unit=known(summary.unit or "loss")[lang])
-    first = ["", word("cell"), word("loss"), word("difference", baseline=summary.baseline)]
+    judged = METRICS[summary.metric]
+    what, own = judged.title[LANGUAGES.index(lang)], judged.unit and judged.unit[LANGUAGES.index(lang)]
+    unit = known(summary.unit or "loss")[lang] if own is None else own
+    title = word("title", what=what, unit=unit) if unit else word("title_bare", what=what)
+    first = ["", word("cell"), what, word("difference", baseline=summary.baseline)]
     first += [] if summary.best == summary.baseline else [word("behind_best")]
     second = [
         word(key)
         for key in ("best_rate", "cross_fitted", "stable_up_to", "broke", "steps_to_target", "speed", "megabytes")
     ]
     table(title, first, [losses(c) for c in summary.cells])
-    table(word("costs"), [word("cell"), *second], [[c.name, *costs(c)] for c in summary.cells])
+    table(word("costs"), [word("cell"), *second], [[named(c), *costs(c)] for c in summary.cells])
+    also = [name for name in FIGURES if name != summary.metric and any(name in c.figures for c in summary.cells)]
+    if also:
+        target = summary.common_target
+        head = word("figures") if target is None else word("figures_target", target=f"{target:.4g}")
+        titles = [METRICS[name].title[LANGUAGES.index(lang)] for name in also]
+        table(head, [word("cell"), *titles],
+              [[named(c), *(estimate(c.figures.get(name)) for name in also)] for c in summary.cells])  # fmt: skip
+    if any(c.choices for c in summary.cells):
+        say_wrapped(word("chosen"))
     if any(c.low is not None for c in summary.cells):
         say_wrapped(word("sampling"))
     shares = sorted(t.matmul_share for t in summary.trials if t.matmul_share)

@@ -7,15 +7,17 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runs import EQUAL
 from .options import Verb
 from .show import OutputFailed, complain, note, say, say_json
 
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep
-from .answers import add_language, add_margin, language, show_answer
+from .answers import LANGUAGES, add_language, add_margin, add_metric, language, show_answer
 from .growing import QUESTIONS, TimeSpent, added_values, describe, next_look, seconds_of, seeds_of, stopping_at
 from .options import (
     OPTIONS,
@@ -32,10 +34,13 @@ from .options import (
     values_of,
 )
 from .progress import progress_of
+from .recipes import RECIPES
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
 
 # The default comparison: what the folklore is about, about three minutes on two cores.
 NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", "3+2", 120
+
+WATCH = "standard"  # batch against running statistics, updates, attention: what a diagnosis and a reason need; 6 % of the time
 
 COMPARE = """examples:
   normlab compare                                            the default grid on the text that comes with Python
@@ -47,6 +52,7 @@ COMPARE = """examples:
   normlab compare --text mybook.txt --set dim=128
   normlab compare --model my.module:make_model --data my.module:make_loader --norm layer,rms --placement pre
   normlab compare --engine ray --address auto                on a Ray cluster
+  normlab compare --recipe warmup                            also: depth, small-batch, affine, placement, rate
 """
 
 
@@ -56,6 +62,10 @@ def add(verb: Verb) -> None:
     )
     compare.formatter_class, compare.epilog = argparse.RawDescriptionHelpFormatter, COMPARE
     grid = compare.add_argument_group("the grid (lists are separated by commas)")
+    grid.add_argument(
+        "--recipe", choices=list(RECIPES), help="a sweep of a few minutes for a question people ask; options beside it replace its own. "
+        + " ".join(f"{name}: {recipe.question[0]}" for name, recipe in RECIPES.items())
+    )  # fmt: skip
     grid.add_argument("--norm", help=f"norms from `normlab list` (default {NORMS}); with --resume: +NAME adds one")
     grid.add_argument(
         "--placement", help=f"placements from `normlab list` (default {PLACEMENTS}); with --resume: +NAME adds one"
@@ -78,7 +88,12 @@ def add(verb: Verb) -> None:
     grid.add_argument(
         "--baseline", metavar="CELL", help="what the others are compared with, such as layer/pre (default: the first)"
     )
+    grid.add_argument(
+        "--equal", choices=EQUAL, help="what all cells are given alike: --steps, or what that many steps of the base see or take (default steps); "
+        "seconds depend on this machine at this moment"
+    )  # fmt: skip
     said = compare.add_argument_group("the answer")
+    add_metric(said)
     add_margin(said)
     add_language(said)
     each = compare.add_argument_group("every trial")
@@ -118,7 +133,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         raise ValueError(f"{', '.join(both)}: either --set or --vary")
     if "task" in varied:
         raise ValueError("--vary task: losses of different tasks cannot be compared; make one sweep of each")
-    base = Experiment(steps=STEPS).changed(**settings_of(args))
+    base = Experiment(steps=STEPS, watch=WATCH).changed(**settings_of(args))
     if base.make_model is None:
         check_model_settings({**{name: [value_of(text)] for name, text in fixed.items()}, **varied})
     seeds, first = seeds_of(SEEDS if args.seeds is None else args.seeds, args.first_seed)
@@ -158,8 +173,35 @@ def _axes_of_own(make_model: str, axes: dict[str, Any], args: argparse.Namespace
     return axes
 
 
+def _follow(args: argparse.Namespace) -> None:
+    """The recipe's options, where the command line does not say otherwise."""
+    from . import build_parser
+
+    recipe = RECIPES[args.recipe]
+    plain, meant = (vars(build_parser().parse_args(["compare", *options])) for options in ((), recipe.options))
+    for name, value in meant.items():
+        if value == plain[name]:
+            continue
+        if isinstance(value, list):  # --vary and --set: by the name before the equals sign
+            own = getattr(args, name)
+            named = {text.partition("=")[0] for text in (*args.vary, *args.set)}
+            setattr(args, name, [text for text in value if text.partition("=")[0] not in named] + own)
+        elif getattr(args, name) == plain[name]:
+            setattr(args, name, value)
+    if args.baseline is not None and args.baseline == meant["baseline"] and _changed(args, meant):
+        args.baseline = None  # it names a cell of the recipe as it stands
+    words = recipe.question[LANGUAGES.index(language(args.lang))]
+    (note if args.json else say)(f"{args.recipe}: {words}")
+
+
+def _changed(args: argparse.Namespace, meant: Mapping[str, Any]) -> bool:
+    return any(getattr(args, name) != meant[name] for name in ("norm", "placement", "vary"))
+
+
 def run(args: argparse.Namespace) -> int:
     try:
+        if args.recipe is not None and args.resume is None:
+            _follow(args)
         # With --json standard output is for the summary; what a module of the user's prints when loaded is not it.
         with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
             folder, sweep, workers = _asked(args)
@@ -174,9 +216,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     """(folder, sweep, workers); every mistake in the options is found here, before anything is written."""
+    from ..answer import METRICS
     from ..errors import require
     from ..lab import Sweep, checked
     from ..lab.checkpoint import NEEDS
+    from ..lab.equal import equalized
     from ..lab.growth import grown
     from ..lab.sweep import check_folder
     from ..report import html
@@ -189,6 +233,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         raise ValueError(f"--workers must be at least 1, got {args.workers}")
     if args.margin is not None and not 0 < args.margin < float("inf"):
         raise ValueError(f"--margin must be a finite number above 0, got {args.margin:g}")
+    METRICS[args.metric]  # a misspelt one is known before anything is trained
     if not args.checkpoint_seconds >= 0:
         raise ValueError(f"--checkpoint-seconds must be at least 0, got {args.checkpoint_seconds:g}")
     if args.trial_timeout is not None and not args.trial_timeout > 0:
@@ -202,9 +247,8 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     elif args.until is not None:
         raise ValueError("--until needs --time-limit, such as 20m: some questions are never decided")
     if args.resume is not None:
-        unused = [
-            f"--{n}" for n in ("baseline", "task", "steps", "text", "set", "out") if getattr(args, n) not in (None, [])
-        ]
+        unused = [f"--{n}" for n in ("recipe", "equal", "baseline", "task", "steps", "text", "set", "out")
+                  if getattr(args, n) not in (None, [])]  # fmt: skip
         unused += ["--first-seed"] if args.first_seed else []
         if unused:
             raise ValueError(f"--resume goes on with the sweep as it is; leave {', '.join(unused)} out")
@@ -214,7 +258,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         if more := added_values(args, sweep):
             checked(grown(sweep, more, looked=False))  # a mistake is found before anything is written
     else:
-        folder, sweep = args.out or default_folder("compare"), checked(_sweep(args))
+        folder, sweep = args.out or default_folder("compare"), equalized(checked(_sweep(args)), args.equal or "steps")
         check_folder(sweep, folder)
     return folder, sweep, args.workers or max(1, cores() // sweep.base.threads)
 
@@ -268,7 +312,10 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
                     run(planned, engine, stopping_at(deadline, progress))
                 grows = None
                 if args.until is not None and deadline is not None:
-                    found, left = answer.read(folder, margin=args.margin), deadline - time.monotonic()
+                    found, left = (
+                        answer.read(folder, margin=args.margin, metric=args.metric),
+                        deadline - time.monotonic(),
+                    )
                     grows = next_look(folder, sweep, found, args.until, left, workers, tell)
     except TimeSpent:
         note(f"--time-limit {args.time_limit} is over. {_saved(folder, sweep)} Go on with: {go_on}")
@@ -322,8 +369,8 @@ def _conclude(args: argparse.Namespace, folder: Path, go_on: str) -> int:
     from ..errors import RunUnreadable
 
     try:
-        found = answer.read(folder, margin=args.margin)
-    except RunUnreadable as error:
+        found = answer.read(folder, margin=args.margin, metric=args.metric)
+    except ValueError as error:
         complain("compare", error)
         return 1
     if args.json:

@@ -15,14 +15,14 @@ Verb = Callable[[str, str, str], argparse.ArgumentParser]
 
 
 def add_experiment(to: Any) -> None:
-    to.add_argument("--task", help="text, docs, digits or dates (default text)")
+    to.add_argument("--task", help="text, masked, docs, digits or dates (default text)")
     to.add_argument("--steps", type=int, help="optimizer steps")
     to.add_argument(
         "--text",
         action="append",
         default=[],
-        metavar="FILE",
-        help="your own text: .txt, .md, .jsonl, .parquet or a datasets folder",
+        metavar="PATH",
+        help="your own text: .txt, .md, .jsonl, .parquet, sources of programs, a folder of these or a datasets folder",
     )
     to.add_argument(
         "--model",
@@ -33,7 +33,7 @@ def add_experiment(to: Any) -> None:
     to.add_argument(
         "--loss", metavar="MODULE:NAME", help="with --model: a function (model, batch) -> loss (default: cross entropy)"
     )
-    to.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any field of the experiment (batch_size, warmup, clip, precision, watch, threads, ...) or setting of the model (dim, num_layers, ...)")  # fmt: skip
+    to.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any field of the experiment (batch_size, optimizer, warmup, clip, precision, watch, threads, ...), option of the task (length) or setting of the model (dim, num_layers, ...)")  # fmt: skip
 
 
 def value_of(text: str) -> Any:
@@ -109,11 +109,12 @@ def check_model_settings(given: Mapping[str, Sequence[Any]]) -> None:
 
     from ..errors import unknown
     from ..lab import Experiment
+    from ..lab.experiment import TASK_OPTIONS
     from ..models import TransformerConfig
 
     defaults = {f.name: f.default for f in fields(TransformerConfig)}
     for name, values in given.items():
-        if name not in (known := {*defaults, *(f.name for f in fields(Experiment))}):
+        if name not in (known := {*defaults, *TASK_OPTIONS, *(f.name for f in fields(Experiment))}):
             raise ValueError(unknown("setting", name, known))
         for value in values:
             if isinstance(defaults.get(name), (int, float)) and not isinstance(value, (int, float)):

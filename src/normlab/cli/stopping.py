@@ -1,4 +1,4 @@
-"""SIGTERM as a way to stop in good order."""
+"""SIGTERM, and where it can be heeded between two steps Ctrl-C, as ways to stop in good order."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def ended_by_sigterm(ask: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """SIGTERM raises here, unless ``ask`` says that it will be heeded soon; a second one always raises."""
+def ended_by_sigterm(ask: Callable[[int], bool] | None = None) -> Iterator[None]:
+    """SIGTERM raises here. With ``ask`` SIGTERM and Ctrl-C raise unless it says that the signal will be heeded soon; a second one
+    always raises."""
     asked = False
 
-    def end(*_: object) -> None:
+    def end(number: int, _: object) -> None:
         nonlocal asked
-        if asked or not ask():
-            raise Terminated
+        if asked or ask is None or not ask(number):
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         asked = True
 
+    before = {}
     try:
-        before = signal.signal(signal.SIGTERM, end)
+        for number in (signal.SIGTERM,) if ask is None else (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, end)
     except ValueError:  # not in the main thread: signals are another's
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..lab import Experiment
 
 from .options import (
     Verb,
@@ -19,6 +24,33 @@ from .options import (
 from .progress import ending
 from .show import complain, note, say, say_json
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
+
+EVERY = 2.0  # seconds between two lines
+
+
+class Pace:
+    """Lines about a training that runs: loss, rate, speed since the last line, time left at that speed."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self.at: tuple[int, float] | None = None  # step and moment of the last line; the first step is not timed
+
+    def step(self, step: int, loss: float) -> None:
+        from ..lab.sweep import duration
+
+        now, steps = time.monotonic(), self.experiment.steps
+        if self.at is None:
+            self.at = step, now
+        before, then = self.at
+        if step < steps and now - then < EVERY:
+            return
+        self.at = step, now
+        line = f"step {step}/{steps}, loss {loss:.4f}, rate {self.experiment.learning_rate(step):.3g}"
+        if step > before and now > then:
+            speed = (step - before) / (now - then)
+            line += f", {speed:.3g} steps/s"
+            line += f", {duration((steps - step) / speed)} left" if step < steps else ""
+        note(line)
 
 
 def add(verb: Verb) -> None:
@@ -49,13 +81,16 @@ def run(args: argparse.Namespace) -> int:
 
     out = args.out or default_folder("train")
     folder = out.absolute()  # a factory may change the working folder
-    at, asked = 0, False
+    at, asked = 0, 0  # the last step; the signal that asks to stop
 
-    def ask() -> bool:
+    def ask(number: int) -> bool:
         """To stop between two steps, where it can be saved. Several processes would not stop at the same one."""
         nonlocal asked
-        asked = at > 0 and not under_torchrun()
-        return asked
+        if at == 0 or under_torchrun():
+            return False
+        asked = number
+        note("stopping after this step, to save it; once more stops at once")
+        return True
 
     try:
         base = Experiment() if args.file is None else Experiment.read(args.file)
@@ -75,16 +110,15 @@ def run(args: argparse.Namespace) -> int:
         check_buildable(experiment)  # a misspelt name leaves no folder behind
         keep_freed_memory()
         with process_group() as rank, ended_by_sigterm(ask):
-            last = time.monotonic()
+            said = Pace(experiment)
 
             def on_step(step: int, loss: float) -> None:
-                nonlocal last, at
-                if asked:
-                    raise Stopped  # saves first
+                nonlocal at
                 at = step
-                if rank == 0 and (time.monotonic() - last >= 2 or step == experiment.steps):
-                    last = time.monotonic()
-                    note(f"step {step}/{experiment.steps}, loss {loss:.4f}")
+                if asked and step < experiment.steps:
+                    raise Stopped  # saves first
+                if rank == 0:
+                    said.step(step, loss)
 
             result = train(
                 experiment, folder, on_step=on_step, checkpoint_seconds=args.checkpoint_seconds, keep_weights=True
@@ -92,10 +126,11 @@ def run(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, Stopped) as error:
         if isinstance(error, KeyboardInterrupt):
             note("")
-        saved = f"saved at step {at + 1}" if isinstance(error, Stopped) else (
+        saved = f"saved at step {at}" if isinstance(error, Stopped) else (
             "the last checkpoint stays" if (folder / CHECKPOINT).is_file() else "no checkpoint was due yet, so nothing is saved")  # fmt: skip
         complain("train", f"stopped, {saved}; the same command with --out {out} goes on from there")
-        return 130 if isinstance(error, KeyboardInterrupt) and not isinstance(error, Terminated) else SIGTERM_CODE
+        by_keyboard = asked == signal.SIGINT if isinstance(error, Stopped) else not isinstance(error, Terminated)
+        return 130 if by_keyboard else SIGTERM_CODE
     except (ValueError, TypeError) as error:
         complain("train", error)
         return 2

@@ -14,7 +14,7 @@ from .. import kernels
 from ..errors import KernelUnavailable, unknown
 from ..kernels import cpu, devices, eager, graph, reference
 from ..kernels.cpu import Unfit
-from ..kernels.facts import ResidualFacts, RowFacts, RowMode, known_residual_facts, known_row_facts
+from ..kernels.facts import ResidualFacts, RowFacts, RowMode, gain_of, known_residual_facts, known_row_facts
 from .checks import (
     as_mask,
     check_eps,
@@ -95,7 +95,7 @@ def _row_norm_checked(
     else:
         formula = devices.row_norm if route == "torch" else reference.row_norm
         how = {"detach_statistics": True} if detach_statistics else {}
-        y = formula(x, weight, bias, mask, mode=mode, eps=eps, partial=partial, gain=facts.gain,
+        y = formula(x, weight, bias, mask, mode=mode, eps=eps, partial=partial, gain=gain_of(offset),
                     round_before_gain=round_before_gain, **how)  # fmt: skip
     return y.unflatten(-1, shape) if k > 1 else y
 

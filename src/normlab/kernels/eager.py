@@ -17,7 +17,7 @@ from torch.autograd import Function
 from .._torch import direct_apply
 from ..errors import TransformUnsupported
 from . import cpu, reference
-from .facts import ColumnFacts, Form, ResidualFacts, RowFacts
+from .facts import ColumnFacts, Form, ResidualFacts, RowFacts, gain_of
 
 
 def replay(
@@ -107,7 +107,7 @@ class RowNorm(Function):
 
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(x, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=facts.partial,
-                                          gain=facts.gain, round_before_gain=facts.round_before_gain)  # fmt: skip
+                                          gain=gain_of(facts.offset_gain), round_before_gain=facts.round_before_gain)  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None)
         dweight, dbias = _parameter_gradients(weight, parameter_dtype, x.shape[-1], need_weight, need_bias)
@@ -154,7 +154,7 @@ class ResidualNorm(Function):
 
             def formula(stream: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.row_norm(stream, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=width,
-                                          gain=facts.gain, round_before_gain=facts.round_before_gain)  # fmt: skip
+                                          gain=gain_of(facts.offset_gain), round_before_gain=facts.round_before_gain)  # fmt: skip
 
             through, of_weight, of_bias = replay(formula, (stream, weight, bias), (True, need_weight, need_bias), grad)
             assert through is not None
@@ -183,7 +183,7 @@ def residual_reference(
     stream = reference.residual(x, branch, facts.alpha, keep, drop)
     if mask is not None:
         stream = torch.where(mask.unsqueeze(-1), stream, 0)
-    y = row_norm(stream, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=width, gain=facts.gain,
+    y = row_norm(stream, weight, bias, mask, mode=facts.mode, eps=facts.eps, partial=width, gain=gain_of(facts.offset_gain),
                  round_before_gain=facts.round_before_gain)  # fmt: skip
     return y, stream
 
@@ -259,7 +259,7 @@ class ColumnNorm(Function):
             def formula(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
                 return reference.column_norm(x, weight, bias, mask, eps=facts.eps, groups=facts.groups,
                                              pooled=facts.pooled, centered=facts.centered, channel_dim=facts.channel,
-                                             gain=facts.gain, statistics=given)[0]  # fmt: skip
+                                             gain=gain_of(facts.offset_gain), statistics=given)[0]  # fmt: skip
 
             return (*replay(formula, (x, weight, bias), needs[:3], grad), None, None, None, None)
         dweight, dbias = _parameter_gradients(weight, parameter_dtype, channels, need_weight, need_bias)

@@ -15,6 +15,11 @@ RowMode = Literal["layer", "rms", "scale"]
 Form = Literal["tanh", "erf"]
 
 
+def gain_of(offset_gain: bool) -> str:
+    """In the reference's words. A function, because torch 2.5 cannot trace a property of a named tuple."""
+    return "offset" if offset_gain else "direct"
+
+
 class RowFacts(NamedTuple):
     """Of a norm over rows of ``width`` values; the statistic is that of the first ``partial`` of them (all, save for rms)."""
 
@@ -24,10 +29,6 @@ class RowFacts(NamedTuple):
     partial: int
     offset_gain: bool = False
     round_before_gain: bool = False
-
-    @property
-    def gain(self) -> str:
-        return "offset" if self.offset_gain else "direct"
 
 
 class ResidualFacts(NamedTuple):
@@ -41,10 +42,6 @@ class ResidualFacts(NamedTuple):
     alpha: float
     drop: float
     seed: int
-
-    @property
-    def gain(self) -> str:
-        return "offset" if self.offset_gain else "direct"
 
     @property
     def shared(self) -> bool:
@@ -61,10 +58,6 @@ class ColumnFacts(NamedTuple):
     channel: int
     groups: int
     pooled: bool
-
-    @property
-    def gain(self) -> str:
-        return "offset" if self.offset_gain else "direct"
 
     def sets(self, x: Tensor) -> int:
         return 1 if self.pooled else x.shape[0]

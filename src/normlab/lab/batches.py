@@ -31,13 +31,13 @@ def shares(
         return
     whole = task.batch(experiment.seed, step, size)
     if parts * processes == 1:
-        yield whole, 1.0, _tokens(whole)
+        yield whole, 1.0, tokens_of(whole)
         return
     total = int((whole.targets != tasks.UNASKED).sum())
     pieces = _cut(whole, parts * processes)
     for piece in pieces[rank::processes]:
         count = int((piece.targets != tasks.UNASKED).sum())
-        yield piece, processes * count / total, _tokens(piece)
+        yield piece, processes * count / total, tokens_of(piece)
 
 
 def _cut(batch: tasks.Batch, parts: int) -> list[tasks.Batch]:
@@ -45,7 +45,7 @@ def _cut(batch: tasks.Batch, parts: int) -> list[tasks.Batch]:
     return [tasks.Batch({n: c[i] for n, c in columns}, t) for i, t in enumerate(batch.targets.chunk(parts))]
 
 
-def _tokens(batch: tasks.Batch) -> int:
+def tokens_of(batch: tasks.Batch) -> int:
     """Real tokens that enter the model; of images, the images."""
     ids = [t for t in batch.arguments.values() if not t.is_floating_point() and t.dtype != torch.bool]
     padding = sum(int((~t).sum()) for t in batch.arguments.values() if t.dtype == torch.bool)

@@ -25,8 +25,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("cosine", "linear", "constant")
 PRECISIONS = ("float32", "bfloat16")
+TASK_OPTIONS = ("length",)  # of the lab's tasks; a test holds them to what the tasks take
 CODE = ("make_model", "make_data", "make_loss")  # the fields that name code
 MOST_THREADS = 4096  # torch starts as many as it is told
 TOML = 2**20  # bytes of a file
@@ -54,7 +56,7 @@ class Experiment:
     task: str = "text"  # a name from TASKS, or "own" with make_model and make_data
     norm: str = "layer"
     placement: str = "pre"
-    lr: float = 1e-3  # AdamW's peak rate
+    lr: float = 1e-3  # peak rate
     seed: int = 0  # of the weights, the order of the data and dropout
     steps: int = 200
     batch_size: int | None = None  # examples per step, over all processes and micro-batches; None: the task's
@@ -68,8 +70,12 @@ class Experiment:
     make_loss: str | None = None  # MODULE:NAME, (model, batch) -> loss; None: cross entropy of (inputs, targets)
     warmup: float = 0.1  # share of the steps over which the rate rises from 0
     schedule: str = "cosine"  # what follows: "cosine" or "linear" to a tenth of the peak, or "constant"
-    weight_decay: float = 0.01  # on matrices; gains and biases have none
-    betas: tuple[float, float] = (0.9, 0.98)
+    optimizer: str = "adamw"  # or "sgd", with momentum
+    weight_decay: float = (
+        0.01  # on matrices; gains and biases have none. AdamW's is decoupled, SGD's part of the gradient
+    )
+    betas: tuple[float, float] = (0.9, 0.98)  # AdamW's
+    momentum: float = 0.9  # SGD's; 0: none
     clip: float = 1.0  # largest norm of the gradient; 0: as it comes
     accumulate: int = 1  # micro-batches per step
     precision: str = "float32"  # "bfloat16": autocast
@@ -83,7 +89,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name, value, known in (("schedule", self.schedule, SCHEDULES), ("precision", self.precision, PRECISIONS),
-                                   ("watch", self.watch, WATCHES), ("assays_at", self.assays_at, ASSAYS_AT)):  # fmt: skip
+                                   ("watch", self.watch, WATCHES), ("optimizer", self.optimizer, OPTIMIZERS),
+                                   ("assays_at", self.assays_at, ASSAYS_AT)):  # fmt: skip
             if value not in known:
                 raise ValueError(unknown(name, value, known))
         for name in ("seed", "steps", "accumulate", "evaluations", "threads", "batch_size", "held_out"):
@@ -108,12 +115,15 @@ class Experiment:
             ("warmup", 0.0, 1.0),
             ("weight_decay", 0.0, None),
             ("clip", 0.0, None),
+            ("momentum", 0.0, 1.0),
         ):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < low or (high is not None and value > high):
                 span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
                 raise ValueError(f"{name} must be a finite number of {span}, got {value!r}")
+        if self.momentum == 1:
+            raise ValueError(f"momentum must be below 1, got {self.momentum!r}: it would never forget a gradient")
         if self.lr == 0:
             raise ValueError(f"lr must be above 0, got {self.lr!r}")
         if not _list_of(self.betas, (int, float)) or len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
@@ -160,17 +170,22 @@ class Experiment:
         return step * count // self.steps > (step - 1) * count // self.steps
 
     def changed(self, **values: Any) -> Experiment:
-        """With other values; a name that is no field of an experiment is a setting of its model."""
+        """With other values; a name that is no field of an experiment is an option of its task or a setting of its model."""
         known = {f.name for f in fields(self)}
         own = {k: v for k, v in values.items() if k in known}
         rest = {k: v for k, v in values.items() if k not in known}
-        if rest:
-            own["model"] = {**own.get("model", self.model), **rest}
+        of_task = TASK_OPTIONS if own.get("task", self.task) != "own" else ()
+        for place, chosen in (("options", {k: v for k, v in rest.items() if k in of_task}),
+                              ("model", {k: v for k, v in rest.items() if k not in of_task})):  # fmt: skip
+            if chosen:
+                own[place] = {**own.get(place, getattr(self, place)), **chosen}
         return replace(self, **own)
 
     def value(self, name: str) -> Any:
-        """A field, or a setting of the model."""
-        return getattr(self, name) if name in {f.name for f in fields(self)} else self.model.get(name)
+        """A field, an option of the task, or a setting of the model."""
+        if name in {f.name for f in fields(self)}:
+            return getattr(self, name)
+        return self.options[name] if name in self.options else self.model.get(name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON and TOML hold them."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs import LR, SEED, WITHIN_CELLS, holds_summary, read_grid, write_grid
+from .equal import equalized
 from .folders import sole_writer
 from .sweep import Agenda, Sweep, checked, finished
 
@@ -75,13 +76,13 @@ def extended(folder: Path, values: Mapping[str, Sequence[Any]], *, write: bool =
     """The sweep in this folder, grown, and so written. One writer at a time; a kill leaves the old file or the new one."""
     if not write:
         sweep = Sweep.read(folder)
-        return checked(grown(sweep, values, looked=answered(sweep, folder)))
+        return equalized(checked(grown(sweep, values, looked=answered(sweep, folder))), sweep.equal)
     read_grid(folder)  # no lock in a folder without a sweep
     with sole_writer(folder):
         sweep = Sweep.read(folder)
-        larger = checked(grown(sweep, values, looked=answered(sweep, folder)))
+        larger = equalized(checked(grown(sweep, values, looked=answered(sweep, folder))), sweep.equal)
         if larger.to_dict() != sweep.to_dict():
             asked = larger.grid()
             write_grid(folder, replace(read_grid(folder), axes=asked.axes, baseline=asked.baseline, refused=asked.refused,
-                                       first_seeds=asked.first_seeds, looks=asked.looks))  # fmt: skip
+                                       first_seeds=asked.first_seeds, looks=asked.looks, steps=asked.steps))  # fmt: skip
     return Sweep.read(folder)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..models import CAUSAL_FORMS, TransformerConfig, build
 from ..norms import NORMS
+from ..runs import Choice
 from . import tasks
 from .experiment import Experiment
 
@@ -40,24 +41,34 @@ def task_of(experiment: Experiment) -> tasks.Task:
     return tasks.find_task(experiment.task, files=experiment.files, options=experiment.options)
 
 
-def model_config(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[TransformerConfig, list[str]]:
-    """The model's settings, and in words what was chosen for the user. Combinations that cannot work raise ValueError."""
+def model_config(
+    experiment: Experiment, task: tasks.Task, processes: int = 1
+) -> tuple[TransformerConfig, list[Choice]]:
+    """The model's settings, and what was chosen for the user. Combinations that cannot work raise ValueError."""
     settings = {**task.settings, **experiment.model, "norm": experiment.norm, "placement": experiment.placement}
     choices = []
     forms = CAUSAL_FORMS.get(experiment.norm, {})
     if settings["architecture"] in ("decoder", "encoder-decoder") and forms and "causal_statistics" not in settings:
         settings["causal_statistics"] = next(iter(forms))
-        choices.append(
-            f"causal_statistics={settings['causal_statistics']!r}: {experiment.norm} norm would otherwise let a causal model read ahead"
-        )
+        choices.append(_causal(experiment, task, settings["causal_statistics"], processes))
     layer = NORMS[experiment.norm].layer if experiment.norm in NORMS else None
     if processes > 1 and layer is not None and "sync" in inspect.signature(layer).parameters:
         settings["norm_options"] = {"sync": True, **settings.get("norm_options", {})}
-        choices.append(f"sync=True: {experiment.norm} norm takes its statistics over all {processes} processes")
+        words = f"sync=True: {experiment.norm} norm takes its statistics over all {processes} processes"
+        choices.append(Choice(kind="sync", norm=experiment.norm, values=processes, text=words))
     return TransformerConfig.from_dict(settings), choices
 
 
-def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[nn.Module, list[str]]:
+def _causal(experiment: Experiment, task: tasks.Task, form: str, processes: int) -> Choice:
+    words = f"causal_statistics={form!r}: {experiment.norm} norm would otherwise let a causal model read ahead"
+    if experiment.norm == "group":  # has no running statistics
+        return Choice(kind="causal-token", norm=experiment.norm, text=words)
+    size = (experiment.batch_size or task.batch_size) // (experiment.accumulate * processes)
+    values = size if form == "position" else None
+    return Choice(kind=f"causal-{form}", norm=experiment.norm, values=values, text=words)
+
+
+def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> tuple[nn.Module, list[Choice]]:
     """A fresh model with the experiment's seed; the user's factory gets the arguments it has names for."""
     if experiment.make_model is None:
         config, choices = model_config(experiment, task, processes)
@@ -77,7 +88,8 @@ def make_model(experiment: Experiment, task: tasks.Task, processes: int = 1) -> 
     model = make(**given)
     if not isinstance(model, nn.Module):
         raise TypeError(f"{experiment.make_model} must return a torch.nn.Module, got {type(model).__name__}")
-    return model, [f"{name} is not an argument of {experiment.make_model}: the model is as it makes it"
+    words = f"is not an argument of {experiment.make_model}: the model is as it makes it"
+    return model, [Choice(kind="own-model", norm=name, text=f"{name} {words}")
                    for name in ("norm", "placement") if name not in given]  # fmt: skip
 
 
@@ -92,8 +104,12 @@ def parts_of(
 
 
 def make_optimizer(experiment: Experiment, model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only."""
+    """AdamW, or SGD with momentum; weight decay on matrices only."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": experiment.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=experiment.lr, betas=experiment.betas, fused=True)
+    groups = [g for g in groups if g["params"]]
+    if experiment.optimizer == "sgd":
+        # Not fused: that one takes a parameter without a momentum of its own yet for one with none at all.
+        return torch.optim.SGD(groups, lr=experiment.lr, momentum=experiment.momentum, foreach=True)
+    return torch.optim.AdamW(groups, lr=experiment.lr, betas=experiment.betas, fused=True)

@@ -78,6 +78,10 @@ class Sweep:
     )
     looks: Sequence[int] = ()  # seeds in all when it was answered before and then grew
     sequential: bool = False  # begun as a series of looks
+    equal: str = "steps"  # what all cells are given alike, one of EQUAL
+    steps: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of cells, by name, where these follow from it; see lab.equal
 
     def __post_init__(self) -> None:
         for name, values in self.axes.items():
@@ -119,9 +123,15 @@ class Sweep:
                 continue
             words = [plain(v) if k in ("norm", "placement") else plain(k) + plain(v) for k, v in axes.items()]
             name = _folder_name("-".join([*words, LR + plain(lr), SEED + plain(seed)]))
-            experiment = self.base.changed(**axes, lr=lr, seed=seed)
-            found.append(Trial(name, cell_name(axes), axes, experiment))
+            cell = cell_name(axes)
+            steps = {"steps": self.steps[cell]} if cell in self.steps else {}
+            found.append(Trial(name, cell, axes, self.base.changed(**axes, **steps, lr=lr, seed=seed)))
         return found
+
+    def fewest_and_most_steps(self) -> tuple[int, int]:
+        """Of a trial."""
+        steps = [*self.steps.values()] or self.axes.get("steps", [self.base.steps])
+        return min(steps), max(steps)
 
     def within(self, name: str) -> Sequence[Any]:
         """The rates or the seeds."""
@@ -136,7 +146,8 @@ class Sweep:
         """As sweep.json holds it."""
         baseline = self.baseline or self.cells()[0]
         return Grid(base=self.base.to_dict(), axes=self.axes, baseline=baseline, refused=tuple(self.refused),
-                    first_seeds=self.first_seeds, looks=tuple(self.looks), sequential=self.sequential)  # fmt: skip
+                    first_seeds=self.first_seeds, looks=tuple(self.looks), sequential=self.sequential,
+                    equal=self.equal, steps=self.steps)  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(self.grid().to_dict()))  # as it will be read again: a pair is a list
@@ -147,7 +158,8 @@ class Sweep:
         try:
             base = Experiment.from_dict(found.base)
             return cls(base=base, axes=found.axes, baseline=found.baseline, refused=found.refused,
-                       first_seeds=found.first_seeds, looks=found.looks, sequential=found.sequential)  # fmt: skip
+                       first_seeds=found.first_seeds, looks=found.looks, sequential=found.sequential, equal=found.equal,
+                       steps=found.steps)  # fmt: skip
         except (TypeError, ValueError) as error:
             raise RunUnreadable(
                 f"{Path(folder) / SWEEP.file} does not describe a sweep: {type(error).__name__}: {error}"
@@ -196,7 +208,7 @@ def checked(sweep: Sweep) -> Sweep:
             try:
                 model_config(sweep.base.changed(**axes), task)
             except ValueError as error:
-                refused.append(Refused(axes=axes, reason=str(error)))
+                refused.append(Refused(axes=axes, reason=str(error), reason_zh=getattr(error, "chinese", None)))
     if len(refused) == len(sweep.cells()):
         raise ValueError(f"no cell of this sweep can be built: {refused[0].reason}")
     baseline = dict(sweep.baseline or sweep.cells()[0])
@@ -299,8 +311,12 @@ class Plan:
         seeds, first = len(self.sweep.within(SEED)), self.sweep.first_seeds
         count = f"{seeds} seeds" if first is None else f"{first}+{seeds - first} seeds"
         total = f"{'at most ' * (self.later > 0)}{len(self.done) + len(self.missing) + self.later}"
-        lines = [f"{cells} cells x {len(self.sweep.within(LR))} rates x {count} = {total} trials of {self.sweep.base.steps} steps, "
+        lines = [f"{cells} cells x {len(self.sweep.within(LR))} rates x {count} = {total} trials of {self._steps()}, "
                  f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
+        if self.sweep.steps:
+            lines.append(
+                f"cells are compared at equal {self.sweep.equal}, those of {self.sweep.base.steps} steps of the base"
+            )
         if first is not None and seeds > first:
             lines.append(
                 f"{first} seeds at every rate that its first does not show to be hopeless, {seeds} at the best rate of each cell"
@@ -313,6 +329,10 @@ class Plan:
         if self.unknown is not None:
             lines.append(f"no estimate of the time: {self.unknown}")
         return "\n".join(lines)
+
+    def _steps(self) -> str:
+        low, high = self.sweep.fewest_and_most_steps()
+        return f"{low} steps" if low == high else f"{low} to {high} steps"
 
 
 def duration(seconds: float) -> str:

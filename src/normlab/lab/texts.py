@@ -10,6 +10,58 @@ from typing import Any
 
 from ..errors import need
 
+# Files whose bytes are the text: prose and sources of programs.
+PLAIN = frozenset(
+    [
+        ".txt",
+        ".md",
+        ".rst",
+        ".tex",
+        ".org",
+        ".adoc",
+        ".py",
+        ".pyi",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".hpp",
+        ".cu",
+        ".rs",
+        ".go",
+        ".java",
+        ".kt",
+        ".scala",
+        ".swift",
+        ".js",
+        ".ts",
+        ".jsx",
+        ".tsx",
+        ".rb",
+        ".pl",
+        ".php",
+        ".lua",
+        ".r",
+        ".jl",
+        ".hs",
+        ".ml",
+        ".lisp",
+        ".el",
+        ".sh",
+        ".sql",
+        ".html",
+        ".css",
+        ".xml",
+        ".json",
+        ".toml",
+        ".yaml",
+        ".yml",
+        ".ini",
+        ".cfg",
+    ]
+)
+SAVED = ("state.json", "dataset_dict.json")  # what Hugging Face datasets leave in a folder they saved
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
@@ -19,16 +71,30 @@ def read(path: Path) -> tuple[bytes, str]:
     """The text of a file, and the sha256 of the file (of a folder: of the text)."""
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {path}")
-    kind = "folder" if path.is_dir() else path.suffix.lower()
-    if kind not in (".txt", ".md", *ROWS):
+    if path.is_dir():
+        text = _joined(_dataset_rows(path)) if any((path / name).exists() for name in SAVED) else _of_folder(path)
+        return text, sha256(text)
+    kind = path.suffix.lower()
+    if kind not in PLAIN and kind not in ROWS:
         raise ValueError(
-            f"{path}: text is read from .txt, .md, .jsonl and .parquet files and from folders saved by Hugging Face "
-            f"datasets, not from {kind or 'files without a suffix'}"
+            f"{path}: text is read from .txt, .md, .jsonl and .parquet files, from sources of programs (.py, .c, .rs, ...), and from folders "
+            f"of these or saved by Hugging Face datasets, not from {kind or 'files without a suffix'}"
         )
-    if kind != "folder" and not path.is_file():
+    if not path.is_file():
         raise ValueError(f"{path} is not a regular file")  # a pipe would be waited for, a device has no end
     text = _joined(ROWS[kind](path)) if kind in ROWS else path.read_bytes()
-    return text, sha256(text if kind == "folder" else path.read_bytes())
+    return text, sha256(path.read_bytes())
+
+
+def _of_folder(path: Path) -> bytes:
+    """All text files below it in the order of their names, hidden ones and those below hidden folders left out."""
+    below = [p for p in sorted(path.rglob("*")) if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    found = [p for p in below if p.suffix.lower() in (*PLAIN, *ROWS) and p.is_file()]
+    if not found:
+        raise ValueError(
+            f"{path} holds no text: no file in it ends in .txt, .md, .py or another ending that text is read from"
+        )
+    return b"\n".join(read(p)[0] for p in found)
 
 
 def _joined(rows: Iterable[tuple[str, Any]]) -> bytes:
@@ -76,4 +142,4 @@ def _check_column(path: Path, columns: Sequence[str]) -> None:
         raise ValueError(f"{path}: needs a column 'text', has {', '.join(columns)}")
 
 
-ROWS = {".jsonl": _json_rows, ".parquet": _parquet_rows, "folder": _dataset_rows}
+ROWS = {".jsonl": _json_rows, ".parquet": _parquet_rows}

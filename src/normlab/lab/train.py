@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import __version__, machine
+from ..diagnosis import diagnose
 from ..errors import RunUnreadable, require
-from ..runs import INFO, READINGS, Result, Run, Writer
+from ..runs import INFO, READINGS, Result, Run, TrialFinding, Writer
 from ..watch import watch
 from . import asked, checkpoint, tasks
 from .batches import evaluate, shares
@@ -116,7 +117,7 @@ class _Training:
         self.recent: list[float] = []  # training losses of the last tenth of the steps
         self.curve: list[tuple[int, float]] = []
         self.last_evaluation: dict[str, float | None] = {}
-        self.tokens = 0
+        self.tokens = self.size = 0  # seen; of a step, where it is known
         self.stepping = self.evaluating = self.earlier = 0.0  # seconds; earlier: of the runs before a resume
         self.gradient_norm = math.nan
         self.probes: dict[str, Tensor] = {}  # what they remembered at the checkpoint
@@ -144,13 +145,17 @@ class _Training:
                 built = self.experiment.make_model is None
                 known = {"task": {"name": task.name, "unit": task.unit, "blind": task.blind, "sources": task.sources},
                          "model": model.config.resolved() if built else None,  # type: ignore[union-attr, operator]
-                         "choices": choices, "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
+                         "choices": [c.to_dict() for c in choices],
+                         "batch_size": None if isinstance(task, tasks.OwnTask) else self.experiment.batch_size or task.batch_size,
+                         "parameters": sum(p.numel() for p in model.parameters())}  # fmt: skip
                 writer = Writer(self.folder, {**info, **known}, again=True, after=self.step)
                 if note:
                     writer.event(self.step, "resumed", note=note)
             result = self._train(task, model, optimizer, writer)
             if writer is None:
                 return result
+            if result.outcome not in ("trained", None):
+                result = replace(result, findings=self._own_diagnosis(writer))
             spent = self.earlier + time.perf_counter() - started
             result = replace(
                 result, seconds=round(spent, 3), overhead_seconds=round(max(0.0, spent - self.stepping - self.evaluating), 3),
@@ -226,6 +231,7 @@ class _Training:
     ) -> Result:
         experiment = self.experiment
         size = experiment.batch_size or task.batch_size
+        self.size = 0 if isinstance(task, tasks.OwnTask) else size
         if not isinstance(task, tasks.OwnTask) and size % (experiment.accumulate * self.processes):
             raise ValueError(
                 f"a batch of {size} cannot be cut into {experiment.accumulate} micro-batches on each of {self.processes} processes"
@@ -264,13 +270,13 @@ class _Training:
                 self.recent = [*self.recent, loss][-max(1, experiment.steps // 10) :]
                 self.stepping += time.perf_counter() - began
                 if not math.isfinite(loss):
-                    return self._diverged(f"the training loss is {loss}", writer)
+                    return self._diverged(("training", "训练"), loss, writer)
                 if experiment.evaluates(self.step):
                     if watching is not None:
                         watching.flush()  # losses wait for a recorded step: they belong before what follows
                     self._evaluate(task, model, writer)
                     if not math.isfinite(self.curve[-1][1]):
-                        return self._diverged(f"the held-out loss is {self.curve[-1][1]}", writer)
+                        return self._diverged(("held-out", "留出"), self.curve[-1][1], writer)
                     if experiment.assays and writer is not None:
                         began = time.perf_counter()
                         subject = asked.Subject(experiment, task, model, optimizer, self.step, writer)
@@ -333,16 +339,30 @@ class _Training:
             writer.write(self.step, {name: {"model": v} for name, v in named.items() if v is not None})
         self.evaluating += time.perf_counter() - began
 
-    def _diverged(self, what: str, writer: Writer | None) -> Result:
-        cause = f"{what} at step {self.step}"
+    def _own_diagnosis(self, writer: Writer) -> tuple[TrialFinding, ...]:
+        """What its readings say is wrong. A trial that trained is diagnosed when somebody asks."""
+        writer.sync()
+        with contextlib.suppress(RunUnreadable):
+            both = [diagnose(self.folder, language=language).findings for language in ("en", "zh")]
+            return tuple(
+                TrialFinding(rule=en.rule, severity=en.severity, site=en.site, en=en.verdict, zh=zh.verdict)
+                for en, zh in zip(*both, strict=True)
+            )
+        return ()
+
+    def _diverged(self, whose: tuple[str, str], value: float, writer: Writer | None) -> Result:
+        cause = f"the {whose[0]} loss is {value} at step {self.step}"
+        chinese = f"第 {self.step} 步的{whose[1]}损失为 {value}"
         if writer is not None:
             seen = [e for e in Run(self.folder).events() if e["event"] == "nonfinite" and e.get("site")]
             if seen:
                 cause += f", first seen after {seen[-1]['site']}"
+                chinese += f"，最先出现在 {seen[-1]['site']} 之后"
         if math.isfinite(self.gradient_norm):
             cause += f"; gradient norm a step earlier {self.gradient_norm:.3g}"
+            chinese += f"；前一步的梯度范数 {self.gradient_norm:.3g}"
         return replace(
-            self._result(None), outcome="diverged", diverged_at=self.step, cause=cause, loss=None, loss_half_width=None,
+            self._result(None), outcome="diverged", diverged_at=self.step, cause=cause, cause_zh=chinese, loss=None, loss_half_width=None,
             accuracy=None, train_loss=None,
         )  # fmt: skip
 
@@ -353,7 +373,8 @@ class _Training:
             share = self.work.flops_per_step * self.step / self.stepping / self.work.matmul_rate
         loss = self.curve[-1][1] if self.curve else None
         result = Result(
-            outcome="trained", steps=self.step, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),
+            outcome="trained", steps=self.step, samples=self.step * self.size if self.size else None,
+            tokens=self.tokens or None, loss=loss, loss_half_width=self.last_evaluation.get("half_width"),
             accuracy=self.last_evaluation.get("accuracy"), train_loss=statistics.fmean(self.recent) if self.recent else None,
             first_loss=self.first_loss if math.isfinite(self.first_loss) else None,
             curve=tuple((s, v) for s, v in self.curve if math.isfinite(v)), training_seconds=round(self.stepping, 4),
@@ -363,14 +384,19 @@ class _Training:
             blind = self.first_loss if task.blind is None else task.blind
             limit = (1 - MARGIN) * blind
             if loss >= limit:
-                whom = "its first training loss" if task.blind is None else "a predictor that never sees the input"
+                whom, zh_whom = (("its first training loss", "它的第一个训练损失") if task.blind is None
+                                 else ("a predictor that never sees the input", "盲预测器的损失"))  # fmt: skip
                 middle = next(value for step, value in self.curve if 2 * step >= self.step)
                 falling = loss < (1 - STILL_FALLING) * middle
                 how = f"only {1 - loss / blind:.1%} below" if loss < blind else "not below"
                 cause = f"held-out loss {loss:.4g}, {how} the {blind:.4g} of {whom} ({MARGIN:.0%} counts as trained)"
+                below = f"只低 {1 - loss / blind:.1%}" if loss < blind else "没有更低"
+                chinese = f"留出损失 {loss:.4g}，比{zh_whom} {blind:.4g} {below}（低 {MARGIN:.0%} 才算训练成功）"
                 if falling:
                     cause += f", but still falling ({middle:.4g} half-way): more steps or a higher rate"
-                return replace(result, outcome="untrained" if falling else "collapsed", cause=cause)
+                    chinese += f"，但还在降（中途为 {middle:.4g}）：请增加步数或提高学习率"
+                outcome = "untrained" if falling else "collapsed"
+                return replace(result, outcome=outcome, cause=cause, cause_zh=chinese)
         return result
 
 

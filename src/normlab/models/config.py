@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import unknown
+from ..errors import Unbuildable, unknown
 from ..norms import NORMS, NoisyNorm, make_norm
 from ..placements import (
     PLACEMENTS,
 )
 
 ARCHITECTURES = ("encoder", "decoder", "encoder-decoder", "vision", "convolution")
+POOLINGS = ("mean", "none")
 # Networks without a residual stream, and what placement can mean in them: is there a norm, on which side of the activation?
 WITHOUT_STREAM: dict[str, tuple[str, ...]] = {
     "recurrent": ("pre", "none"),
@@ -60,6 +61,7 @@ class TransformerConfig:
     final_norm: bool | None = None  # as the placement has it
     embedding_norm: bool = False
     qk_norm: str | None = None  # "head": each head's queries and keys on their own; "width": all heads together
+    mask_statistics: bool = True  # False: norms over tokens take padding for tokens; attention never does
     causal_statistics: str | None = None  # for norms over tokens in a causal stack: "position" or "running"
     activation: str = "gelu"
     bias: bool = True
@@ -76,6 +78,7 @@ class TransformerConfig:
     embedding_scale: float | None = None  # sqrt(dim), on embeddings that start with variance 1/dim
     tie_embeddings: bool = False
     num_classes: int | None = None  # encoder: None gives a vector per token; images: 10
+    pooling: str = "mean"  # encoder with classes: "mean" over the real tokens; "none": scores for each token
     # images
     image_size: int = 8
     patch_size: int = 2
@@ -87,6 +90,7 @@ class TransformerConfig:
             ("positions", self.positions, POSITIONS),
             ("activation", self.activation, ACTIVATIONS),
             ("qk_norm", self.qk_norm, (None, "head", "width")),
+            ("pooling", self.pooling, POOLINGS),
             ("causal_statistics", self.causal_statistics, (None, "position", "running")),
         ):
             if value not in known:
@@ -128,27 +132,42 @@ class TransformerConfig:
         if isinstance(self.norm, str):
             check_options("norm option", NORMS[self.norm].layer, self.norm_options, ())
         if self.final_norm is not None and facts.has_own_ends:
-            raise ValueError(f"placement {self.placement!r} has its own ends; final_norm cannot be set")
+            raise Unbuildable(
+                f"placement {self.placement!r} has its own ends; final_norm cannot be set",
+                f"归一化位置 {self.placement!r} 有自己的首尾，不能设 final_norm",
+            )
         inside = facts.placement.inside
         if self.architecture == "convolution":
             if inside.norm_qkv or inside.scale_heads:
-                raise ValueError(f"placement {self.placement!r} reaches into attention, and a convolution has none")
+                raise Unbuildable(
+                    f"placement {self.placement!r} reaches into attention, and a convolution has none",
+                    f"归一化位置 {self.placement!r} 要伸进注意力，而卷积网络没有注意力",
+                )
             if self.qk_norm is not None:
-                raise ValueError("qk_norm belongs to attention, and a convolution has none")
+                raise Unbuildable(
+                    "qk_norm belongs to attention, and a convolution has none",
+                    "qk_norm 属于注意力，而卷积网络没有注意力",
+                )
         if inside.norm_qkv and self.qk_norm is not None:
-            raise ValueError(f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out")
+            raise Unbuildable(
+                f"placement {self.placement!r} already normalizes queries and keys; leave qk_norm out",
+                f"归一化位置 {self.placement!r} 已经对查询和键做归一化，不要再设 qk_norm",
+            )
         if self.architecture in ("decoder", "encoder-decoder"):
             self._causal_options()
         elif self.norm == "instance" and self._pools() and self._ends_in_norm():
-            raise ValueError(
+            raise Unbuildable(
                 f"norm 'instance' centres every channel over a sample's tokens, and the mean over tokens that the class scores "
                 f"are made from is then zero: with placement {self.placement!r} the model could not see its input. Use "
-                "another norm, or a placement that ends without one (none, rezero; or final_norm=False)"
+                "another norm, or a placement that ends without one (none, rezero; or final_norm=False)",
+                f"'instance' 归一化把每个通道对一个样本的词元取中心，而类别得分来自词元的平均，于是恒为零：归一化位置为 {self.placement!r} 时，"
+                "模型看不到输入。请换一种归一化，或用末尾没有归一化层的位置（none、rezero，或 final_norm=False）",
             )
         if self.checkpoint and self._reads_what_it_moves():
-            raise ValueError(
+            raise Unbuildable(
                 f"norm {self.norm!r} in its running form reads statistics that its own forward moves; recomputing it "
-                "(checkpoint=True) would give another result"
+                "(checkpoint=True) would give another result",
+                f"{self.norm!r} 归一化在运行形式下读取的统计量会被自己的前向改动；重新计算（checkpoint=True）的结果会不同",
             )
 
     def _ends_in_norm(self) -> bool:
@@ -174,7 +193,7 @@ class TransformerConfig:
             )
 
     def _pools(self) -> bool:
-        return self.architecture != "encoder" or self.num_classes is not None
+        return self.architecture != "encoder" or (self.num_classes is not None and self.pooling == "mean")
 
     @property
     def inner_width(self) -> int:
@@ -195,9 +214,12 @@ class TransformerConfig:
             return forms[self.causal_statistics]
         safe = ", ".join(n for n, f in NORMS.items() if not f.layer.over_tokens)
         offer = " or ".join(f"causal_statistics={form!r}" for form in forms)
-        raise ValueError(
+        either = " 或 ".join(f"causal_statistics={form!r}" for form in forms)
+        raise Unbuildable(
             f"norm {self.norm!r} takes statistics over {NORMS[self.norm].shares}: in a causal stack every token would see "
-            f"later ones in training. Use {offer + ', or ' if offer else ''}a norm that looks at one token ({safe})"
+            f"later ones in training. Use {offer + ', or ' if offer else ''}a norm that looks at one token ({safe})",
+            f"{self.norm!r} 归一化的统计量跨词元：在因果堆叠里，训练时每个词元都会看到后面的词元。请用{' ' + either + '，或' if either else ''}"
+            f"只看一个词元的归一化（{safe}）",
         )
 
     def _reads_what_it_moves(self) -> bool:

@@ -28,6 +28,7 @@ class Embedding(nn.Module):
         self._start_tokens()
         self.position = Positions(config)
         self.norm = norm(config.dim) if config.embedding_norm else None
+        self.mask_statistics = config.mask_statistics
 
     def _start_tokens(self) -> None:
         nn.init.normal_(self.token.weight, std=self.token.embedding_dim**-0.5)
@@ -53,7 +54,7 @@ class Embedding(nn.Module):
             )
         x = self.position(self.token(tokens) * self.scale, start)
         if self.norm is not None:
-            x = apply_norm(self.norm, x, mask)
+            x = apply_norm(self.norm, x, mask if self.mask_statistics else None)
         return F.dropout(x, self.dropout, self.training)
 
 

@@ -146,6 +146,8 @@ class Stack(nn.Module):
         attend, causal = (None, False) if x.dim() == 4 else self._attend(x, mask, seen)
         angles = None if x.dim() == 4 else self._angles(x, seen)
         memory_attend = _visible(memory_mask)
+        if not self.config.mask_statistics:  # what is left of the masks is for norms
+            mask = memory_mask = None
         stream = self.ends.enter(x, mask)
         for layer in self.layers:
             arguments = (stream, mask, attend, causal, memory, memory_mask, memory_attend, angles, cache)

@@ -30,7 +30,8 @@ class Model(nn.Module):
 
 
 class Encoder(Model):
-    """Tokens and their mask -> class scores (B, classes) from the mean of the real tokens, or a vector per token.
+    """Tokens and their mask -> class scores (B, classes) from the mean of the real tokens, or of each token (B, L, classes) with
+    pooling="none", or a vector per token.
 
     >>> model = build(TransformerConfig(dim=16, num_layers=1, num_classes=3))
     >>> model(torch.zeros(2, 5, dtype=torch.long)).shape
@@ -46,7 +47,9 @@ class Encoder(Model):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.stack(self.embedding(tokens, mask), mask)
-        return x if self.head is None else self.head(_mean(x, mask))
+        if self.head is None:
+            return x
+        return self.head(x if self.config.pooling == "none" else _mean(x, mask))
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:

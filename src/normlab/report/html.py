@@ -12,6 +12,7 @@ import math
 from importlib import resources
 from pathlib import Path
 
+from ..answer import METRICS
 from ..diagnosis import FEW
 from ..errors import require
 from ..intervals import MOST_SEEDS
@@ -48,7 +49,7 @@ def render(view: Data) -> str:
         v=view, both=both, known=known, unit=unit(view), few=FEW, most_seeds=MOST_SEEDS, decimals=decimals(view),
         places=lambda difference: Difference.from_dict(difference).decimals,
         figures=figures(view), styles=styles(view), scale=SCALE, square=lambda value: square(value, view["map"]),
-        at_once=AT_ONCE, plotly=get_plotlyjs(),
+        at_once=AT_ONCE, plotly=get_plotlyjs(), metrics=METRICS, shown_figures=shown_figures(view), estimate=estimate,
     )  # fmt: skip
 
 
@@ -63,6 +64,20 @@ def decimals(view: Data) -> int:
     ends = [(c["low"], c["high"]) for c in view["cells"] if c.get("low") is not None and c.get("high") is not None]
     halves = [(high - low) / 2 for low, high in ends if high > low]
     return max(2, min(5, 1 - math.floor(math.log10(min(halves))))) if halves else 3
+
+
+def shown_figures(view: Data) -> list[str]:
+    """Names of the metrics, other than loss, that any cell has."""
+    return [name for name in METRICS if name != "loss" and any(name in c.get("figures", {}) for c in view["cells"])]
+
+
+def estimate(of: Data | None) -> str:
+    """A mean and its interval, each to three digits or as a whole number."""
+    if of is None:
+        return "–"
+    form = ",.0f" if abs(of["mean"]) >= 100 else ".3f"
+    ends = "" if of["low"] is None or of["high"] is None else f" [{of['low']:{form}}, {of['high']:{form}}]"
+    return f"{of['mean']:{form}}{ends}"
 
 
 def digest(script: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import answer
-from ..diagnosis import FEW, diagnose
+from ..diagnosis import FEW, Finding, diagnose
 from ..errors import RunUnreadable
 from ..runs import (
     INFO,
@@ -36,6 +36,7 @@ from ..runs import (
     read_trials,
     trial_folder,
 )
+from .common import common_settings, flat
 
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page
@@ -82,7 +83,8 @@ def _of_sweep(folder: Path) -> Data:
         "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": summary.planned or (None if grid is None else grid.planned), "failed": sum(t.outcome == "failed" for t in trials),
-        "verdict": summary.verdict.to_dict(),
+        "verdict": summary.verdict.to_dict(), "metric": summary.metric, "common_target": summary.common_target,
+        "choices": [{"cells": names, "en": en, "zh": zh} for names, (en, zh) in answer.choices(summary)],
         "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
             "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
@@ -91,11 +93,13 @@ def _of_sweep(folder: Path) -> Data:
         "depth": _depth({n: (shown[n], read.get(n, [])) for n in shown}),
         "findings": [{"cell": n, "lr": shown[n], **read[n][0]["found"]} for n in shown if read.get(n)],
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
-        "refused": [r.to_dict() for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
+        "refused": [{**r.to_dict(), "reason": {"en": r.reason, "zh": r.reason_zh or r.reason}} for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
         "facts": {
-            **{k: getattr(summary, k) for k in ("task", "unit", "steps", "baseline", "blind", "target_loss", "created")},
+            **{k: getattr(summary, k) for k in ("task", "unit", "baseline", "blind", "target_loss", "created")},
+            "steps": _span([c.steps for c in cells if c.steps is not None]) or summary.steps,
             "seeds": sorted({t.seed for t in trials if t.seed is not None}), "trials": len(trials),
-            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), grid and grid.base),
+            "parameters": _span([t.parameters for t in trials if t.parameters is not None]), "equal": summary.equal,
+            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), common_settings(folder, grid, trials)),
         },
     }  # fmt: skip
 
@@ -114,8 +118,10 @@ def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None
     def count(*outcomes: str) -> int:
         return sum(rate.count(*outcomes) for rate in cell.rates)
 
-    kept = {k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best")}
-    return {**kept, "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
+    kept = {
+        k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best", "choices", "traits")
+    }
+    return {**kept, "chosen": bool(cell.choices), "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
             "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed", "lost")}  # fmt: skip
 
 
@@ -141,9 +147,11 @@ def _failures(trials: Iterable[TrialResult]) -> list[Data]:
     for t in trials:
         if t.outcome in WRONG:
             cause = t.error or t.cause
+            chinese = cause if t.error else t.cause_zh or cause
             kind = re.sub(r"\d[\d.e+-]*", "0", cause or "")
             row = alike.setdefault((t.outcome, t.cell, t.lr, kind), {
-                "outcome": t.outcome, "cell": t.cell, "lr": t.lr, "cause": cause, "seeds": [], "steps": [],
+                "outcome": t.outcome, "cell": t.cell, "lr": t.lr, "cause": None if cause is None else {"en": cause, "zh": chinese}, "seeds": [], "steps": [],
+                "findings": [{"rule": f.rule, "en": f.en or f.rule, "zh": f.zh or f.en or f.rule} for f in t.findings],
             })  # fmt: skip
             row["seeds"].append(t.seed)
             row["steps"] += [t.diverged_at] if t.diverged_at is not None else []
@@ -153,20 +161,21 @@ def _failures(trials: Iterable[TrialResult]) -> list[Data]:
 def _facts(machine: Any, info: Data, settings: Any) -> Data:
     """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs."""
     data = info.get("data") or _dict(info.get("task")).get("sources")
-    machine, versions = _flat(machine or info.get("machine")), _flat(info.get("versions"))
-    return {"settings": _flat(settings), "data": _flat(data), "machine": machine,
+    machine, versions = flat(machine or info.get("machine")), flat(info.get("versions"))
+    return {"settings": flat(settings), "data": flat(data), "machine": machine,
             "versions": {k: v for k, v in versions.items() if k not in machine}}  # fmt: skip
+
+
+def _span(values: Sequence[float]) -> str | None:
+    """As one number, or as the lowest and the highest."""
+    if not values:
+        return None
+    low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
+    return low if low == high else f"{low} – {high}"
 
 
 def _dict(value: Any) -> Data:
     return value if isinstance(value, dict) else {}
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings as one level, "a.b": value; a bare value has the name ""."""
-    if isinstance(value, Mapping):
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}".lstrip(".")).items()}
-    return {} if value is None or value == [] else {name: value}
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -207,11 +216,18 @@ def _digest(run: Run, steps: int = 0) -> Data:
 
 
 def _found(run: Run, seed: int | None, digest: Data) -> Data:
-    diagnosis = diagnose(run)
+    diagnosis, chinese = diagnose(run), diagnose(run, language="zh")
     # readings of one quantity: rules count these, and steps that only evaluated are none
     recorded = diagnosis.recorded if digest["recorded"] is None else digest["recorded"]
     return {"seed": seed, "recorded": recorded, "enough": recorded >= FEW,
-            "findings": [f.to_dict() for f in diagnosis.findings]}  # fmt: skip
+            "findings": [_finding(en, zh) for en, zh in zip(diagnosis.findings, chinese.findings, strict=True)]}  # fmt: skip
+
+
+def _finding(en: Finding, zh: Finding) -> Data:
+    """With its words in both languages."""
+    words = {key: {"en": getattr(en, key), "zh": getattr(zh, key)} for key in ("verdict", "why")}
+    tries = [{"en": a, "zh": b} for a, b in zip(en.try_, zh.try_, strict=True)]
+    return {**en.to_dict(), **words, "try": tries}
 
 
 def _of_run(folder: Path) -> Data:

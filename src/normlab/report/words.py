@@ -1,7 +1,6 @@
 """Every text of the page, English and Chinese side by side, so that neither can be forgotten.
 
-``{name}`` is filled in by the page. Quantities are named as in the pages on watch; findings themselves are English, as
-``normlab diagnose`` prints them.
+``{name}`` is filled in by the page. Quantities are named as in the pages on watch; findings come from the diagnosis in both languages.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "memory": ("peak memory, MiB", "峰值内存，MiB"),
     "baseline_mark": ("baseline", "基线"),
     "tied": ("tied with the best", "与最佳者分不出高下"),
+    "chosen": ("not its usual form: see below", "不是通常的形式：见下"),
     "undecided": ("undecided", "尚无定论"),
     "undecided_seeds": (
         "undecided; about {n} seeds ({low} to {high}) in all would decide",
@@ -84,6 +84,19 @@ WORDS: dict[str, tuple[str, str]] = {
     "edge_high": ("highest tried", "试过的最高"),
     "of": ("{k} of {n}", "{n} 次中 {k} 次"),
     "failed_too": ("{n} failed", "{n} 次出错"),
+    "metric_read": (
+        "Ranks and differences are those of: {metric}; the loss stands beside them.",
+        "名次和差距按“{metric}”计算；旁边列出损失。",
+    ),
+    "figures": ("More than loss", "损失之外"),
+    "figures_read": (
+        "Each cell at its best rate: means over seeds, in brackets 95 % intervals (Student t).",
+        "每个组合取最佳学习率：对种子的平均，方括号里是 95 % 置信区间（Student t）。",
+    ),
+    "figures_target": (
+        "Target: held-out loss {target}, which every compared trial reaches.",
+        "目标：留出损失 {target}，参与比较的试验都达到。",
+    ),
     # the map
     "map": ("Stability map", "稳定性图"),
     "map_read": (
@@ -165,14 +178,13 @@ WORDS: dict[str, tuple[str, str]] = {
     # findings
     "findings": ("Findings", "诊断结果"),
     "findings_read": (
-        "Rules of normlab diagnose over one run of each cell, at the rate named. Silence is no proof of health.",
-        "用 normlab diagnose 的规则检查每个组合在所示学习率下的一份运行记录。没有诊断结果不等于没有问题。",
+        "Rules of normlab diagnose over one run of each cell, at the rate named; trials that did not train have theirs below. Silence is no proof of health.",
+        "用 normlab diagnose 的规则检查每个组合在所示学习率下的一份运行记录；没有训练成功的试验各有诊断，见下文。没有诊断结果不等于没有问题。",
     ),
     "findings_read_alone": (
         "Rules of normlab diagnose over this run. Silence is no proof of health.",
         "用 normlab diagnose 的规则检查这份运行记录。没有诊断结果不等于没有问题。",
     ),
-    "findings_language": ("", "诊断结果的正文是英文。"),
     "few_recorded": (
         "{k} recorded steps; most rules need {few} and stayed silent.",
         "记录了 {k} 步；多数规则需要 {few} 步，所以没有判断。",
@@ -219,6 +231,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "task": ("task", "任务"),
     "unit": ("unit of the loss", "损失的单位"),
     "steps": ("steps", "步数"),
+    "parameters": ("parameters", "参数个数"),
+    "given_alike": ("what all cells were given alike", "各组合相等的量"),
+    "samples": ("samples", "样本数"),
+    "tokens": ("tokens", "词元数"),
     "seeds_list": ("seeds", "种子"),
     "trials": ("trials", "试验次数"),
     "baseline": ("baseline", "基线"),

@@ -23,7 +23,9 @@ def cell_name(axes: Axes) -> str:
 
 
 def plain(value: Any) -> str:
-    """A value as part of a cell's or a folder's name."""
+    """A value as part of a cell's or a folder's name; a table of options by what stands in it."""
+    if isinstance(value, Mapping):
+        return "+".join(f"{plain(k)}-{plain(v)}" for k, v in value.items()) or "default"
     short = isinstance(value, float) and float(f"{value:g}") == value
     text = f"{value:g}" if short else value if isinstance(value, str) else json.dumps(value)
     return "".join(c if c.isalnum() or c in "._+-" else "_" for c in text)

@@ -97,11 +97,34 @@ AxisValues = Annotated[Axes, table_of(anything)]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice(Record):
+    """What was chosen for the user and changes what a norm computes: an entry of ``choices`` in run.json."""
+
+    kind: Annotated[str, text]  # "causal-position", "causal-running", "causal-token", "sync", "own-model"
+    norm: Text = None  # or, for a model of the user's, what it has no argument for
+    values: Annotated[int | None, whole] = None  # that share a statistic at most; for sync, processes
+    text: Text = None  # the same in words, for who reads the file
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFinding(Record):
+    """What the diagnosis says of a trial that did not train: its verdict in both languages."""
+
+    rule: Annotated[str, text]
+    severity: Text = None
+    site: Text = None  # None: the model as a whole
+    en: Text = None
+    zh: Text = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result(Record):
     """How one training ended: ``result`` in its run.json."""
 
     outcome: Text = None  # one of OUTCOMES
     steps: Figure = None
+    samples: Figure = None  # seen in training, each time counted; of one's own data unknown
+    tokens: Figure = None  # the same of real tokens
     loss: Figure = None  # held-out, at the end
     loss_half_width: Figure = None  # of its 95 % interval over examples
     accuracy: Figure = None
@@ -111,6 +134,8 @@ class Result(Record):
     curve: Annotated[tuple[tuple[float, float], ...], _curve] = ()  # (step, held-out loss)
     diverged_at: Figure = None  # step
     cause: Text = None  # of an outcome other than trained
+    cause_zh: Text = None  # the same in Chinese
+    findings: Annotated[tuple[TrialFinding, ...], tuple_of(TrialFinding.from_dict)] = ()  # of one that did not train
     error: Text = None  # of a program that broke
     seconds: Figure = None
     overhead_seconds: Figure = None  # outside steps and evaluations
@@ -131,6 +156,7 @@ class TrialResult(Result):
     axes: AxisValues = field(default_factory=dict)  # those that name the cell
     lr: Figure = None
     seed: Annotated[int | None, whole] = None
+    choices: Annotated[tuple[Choice, ...], tuple_of(Choice.from_dict)] = ()
     folder: Annotated[str | None, inside] = None  # below the sweep's
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +194,26 @@ class Difference(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Estimate(Record):
+    """A mean over seeds and its 95 % interval (Student t)."""
+
+    mean: Annotated[float, number]
+    low: Figure = None
+    high: Figure = None
+    n: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait(Record):
+    """What probes saw inside a cell's trials at its best rate: mean, lowest and highest over seeds."""
+
+    mean: Annotated[float, number]
+    low: Annotated[float, number]
+    high: Annotated[float, number]
+    n: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rate(Record):
     """A cell at one learning rate: mean and interval over seeds with a loss, and how all of them ended."""
 
@@ -196,6 +242,8 @@ class Cell(Record):
     name: Annotated[str, text, "cell"]
     axes: AxisValues = field(default_factory=dict)
     rank: Annotated[int | None, whole] = None
+    steps: Figure = None  # of a trial
+    choices: Annotated[tuple[Choice, ...], tuple_of(Choice.from_dict)] = ()
     rates: Annotated[tuple[Rate, ...], tuple_of(Rate.from_dict)] = ()
     best_lr: Figure = None
     best_at_edge: Annotated[str | None, one_of("low", "high")] = None
@@ -213,6 +261,10 @@ class Cell(Record):
     tied_with_best: Flag = False  # another than the best, and not decided against it
     difference: Annotated[Difference | None, Difference.from_dict] = None  # from the baseline
     behind_best: Annotated[Difference | None, Difference.from_dict] = None
+    figures: Annotated[Mapping[str, Estimate], table_of(Estimate.from_dict)] = field(default_factory=dict)  # by metric
+    traits: Annotated[Mapping[str, Trait], table_of(Trait.from_dict)] = field(
+        default_factory=dict
+    )  # see normlab.answer.inside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +273,7 @@ class Refused(Record):
 
     axes: AxisValues
     reason: Annotated[str, text]
+    reason_zh: Text = None  # the same in Chinese
 
     @property
     def name(self) -> str:
@@ -248,6 +301,7 @@ class Summary(Record):
     unit: Text = None
     blind: Figure = None  # held-out loss of the best predictor that never sees its input
     steps: Figure = None
+    equal: Text = None  # what all cells were given alike
     created: Text = None
     machine: Annotated[Any, anything] = None
     complete: Flag = True
@@ -256,8 +310,12 @@ class Summary(Record):
     wrong: Figure = None  # in how many sweeps, at most, any of all looks decides something falsely
     baseline: Text = None  # a cell's name
     best: Text = None  # another's, or the same
+    metric: Annotated[str, text] = "loss"  # what is ranked and compared
     margin: Figure = None  # differences within it count as none
     target_loss: Figure = None
+    common_target: Figure = (
+        None  # of the figures "to target": one that every compared trial reaches, unless another was asked for
+    )
     trials: Annotated[tuple[TrialResult, ...], tuple_of(TrialResult.from_dict)] = ()
     cells: Annotated[tuple[Cell, ...], tuple_of(Cell.from_dict)] = ()
     refused: Annotated[tuple[Refused, ...], tuple_of(Refused.from_dict)] = ()

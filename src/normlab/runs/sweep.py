@@ -39,9 +39,10 @@ from .records import (
     tuple_of,
 )
 from .run import INFO, Run
-from .shapes import Kind, anything, each, list_of, maybe, number, read, record, table_of, text, whole
+from .shapes import Kind, anything, each, list_of, maybe, number, one_of, read, record, table_of, text, whole
 
 TRIALS, TRIALS_TABLE, CELLS_TABLE = "trials", "trials.csv", "cells.csv"
+EQUAL = ("steps", "samples", "tokens", "seconds")  # what cells can be given alike
 ONE_LOOK = 0.05  # the error of a sweep that is looked at once
 MOST_TRIALS = 100_000  # of a sweep; planning them takes seconds, and two axes of a hostile file could ask for 10^12
 
@@ -73,6 +74,10 @@ class Grid(Record):
     axes: Annotated[Mapping[str, Sequence[Any]], _values_of_axes]
     baseline: Annotated[Axes | None, table_of(anything)] = None  # the cell that others are compared with
     refused: Annotated[tuple[Refused, ...], tuple_of(Refused.from_dict)] = ()
+    equal: Annotated[str, one_of(*EQUAL)] = "steps"  # what all cells are given alike
+    steps: Annotated[Mapping[str, int], table_of(whole)] = field(
+        default_factory=dict
+    )  # of cells, where these follow from it
     first_seeds: Annotated[int | None, whole] = (
         None  # how many every rate gets; the others the best rate; None: a complete grid
     )
@@ -96,7 +101,9 @@ class Grid(Record):
         """What is not known is left out: a plan knows neither unit nor machine."""
         found = super().to_dict()
         known = ("schema", "base", "axes", "baseline", "refused")
-        return {key: value for key, value in found.items() if key in known or value not in (None, [], False)}
+        usual = ("equal", "steps") if not self.steps else ()
+        told = {key: value for key, value in found.items() if key not in usual}
+        return {key: value for key, value in told.items() if key in known or value not in (None, [], False)}
 
     @property
     def rates(self) -> list[float]:
@@ -170,18 +177,26 @@ def read_trial(at: Path, names: Sequence[str]) -> tuple[TrialResult, dict[str, A
     of, result = info.get("experiment"), info.get("result")
     if not isinstance(of, dict) or not isinstance(result, dict):
         raise RunUnreadable(f"{at} holds a run without a result")
-    settings = {**model, **of} if isinstance(model := of.get("model"), dict) else of
+    settings = {
+        k: v for inner in (of.get("options"), of.get("model"), of) if isinstance(inner, dict) for k, v in inner.items()
+    }
     if lacking := [name for name in (*names, *WITHIN_CELLS) if name not in settings]:
         raise RunUnreadable(f"{at / INFO}: experiment.{lacking[0]} is missing")
     axes = {name: settings[name] for name in names}
     if result.get("blind") is None:
         result = {**result, "blind": _task_of(info).get("blind")}
     identity = {"name": at.name, "cell": cell_name(axes), "axes": axes, LR: of[LR], SEED: of[SEED],
-                "folder": f"{TRIALS}/{at.name}"}  # fmt: skip
+                "folder": f"{TRIALS}/{at.name}", "choices": _choices(info)}  # fmt: skip
     try:
         return TrialResult.from_dict({**result, **identity}), info
     except ValueError as error:
         raise RunUnreadable(f"{at / INFO}: {error}") from error
+
+
+def _choices(info: Mapping[str, Any]) -> list[Any]:
+    """Older runs hold sentences instead."""
+    found = info.get("choices")
+    return [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
 
 
 def finished_result(at: Path, axes: Axes, lr: float, seed: int) -> Result | None:
@@ -235,11 +250,22 @@ def write_summary(folder: str | Path, summary: Summary) -> None:
         replace_file(Path(folder) / name, content)
 
 
+NOT_SINGLE = (
+    "axes",
+    "curve",
+    "rates",
+    "choices",
+    "findings",
+    "figures",
+    "traits",
+)  # no single values: not in the tables
+
+
 def _row(of: TrialResult | Cell) -> dict[str, Any]:
     """Single values; those of the differences come last."""
     found = of.to_dict()
     pairs = {name: found.pop(name, None) or {} for name in ("difference", "behind_best")}
-    single = {key: value for key, value in found.items() if key not in ("axes", "curve", "rates")}
+    single = {key: value for key, value in found.items() if key not in NOT_SINGLE}
     return {**single, **{f"{name}_{key}": value for name, pair in pairs.items() for key, value in pair.items()}}
 
 

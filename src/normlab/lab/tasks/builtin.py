@@ -29,7 +29,7 @@ BLOCKS = 60  # equal parts of the text; every tenth is held out, so that held-ou
 
 def text_task(files: Sequence[str] = (), *, length: int = 64) -> DataTask:
     """Windows lie inside a held-out block or between two: no training window touches a held-out byte."""
-    read = {path: texts.read(Path(path)) for path in files} or {"pydoc_data.topics": _help_pages()}
+    read = {path: texts.read(Path(path)) for path in files} or {"pydoc_data.topics": help_pages()}
     content = b"\n".join(text for text, _ in read.values())
     if len(content) < BLOCKS * (length + 1):
         raise ValueError(
@@ -65,7 +65,8 @@ def text_task(files: Sequence[str] = (), *, length: int = 64) -> DataTask:
     )  # fmt: skip
 
 
-def _help_pages() -> tuple[bytes, str]:
+def help_pages() -> tuple[bytes, str]:
+    """The text of Python's own help, and its sha256."""
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics)).encode()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import unknown
 from .base import DataTask, check_positive
 from .builtin import dates_task, digits_task, docs_task, text_task
+from .masked import masked_task
 
 
 class TaskFacts(NamedTuple):
@@ -24,7 +25,9 @@ class TaskFacts(NamedTuple):
 
 TASKS: dict[str, TaskFacts] = {
     "text": TaskFacts("next byte", "a causal decoder predicts the next byte of prose",
-                      "Python's help pages; or .txt, .md, .jsonl, .parquet, a folder of Hugging Face datasets", text_task),
+                      "Python's help pages; or .txt, .md, .jsonl, .parquet, sources, folders of these or of Hugging Face datasets", text_task),
+    "masked": TaskFacts("hidden bytes", "an encoder names the hidden bytes of a padded line",
+                        "Python's help pages", masked_task),
     "docs": TaskFacts("package of a docstring", "an encoder names the package a docstring comes from",
                       "the sources of Python's standard library", docs_task),
     "digits": TaskFacts("handwritten digits", "a vision Transformer names the digit in 8 x 8 pixels",
