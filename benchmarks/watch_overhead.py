@@ -27,7 +27,7 @@ from normlab import machine
 from normlab.watch import budget
 
 SIZES = {"architecture": "decoder", "dim": 256, "num_layers": 6, "num_heads": 4, "max_length": 128, "norm": "rms"}
-SMALL = {**SIZES, "dim": 128, "num_layers": 4, "max_length": 64}
+SMALL = {**SIZES, "dim": 64, "num_layers": 2, "max_length": 32}
 clock = time.perf_counter
 
 
@@ -88,7 +88,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--sides", default="", help="only sides that contain one of these words, separated by commas")
-    parser.add_argument("--small", action="store_true", help="4 layers of width 128, 8 x 64 tokens")
+    parser.add_argument("--small", action="store_true", help="2 layers of width 64, 8 x 32 tokens")
     parser.add_argument(
         "--processor-time", action="store_true", help="of one thread, the watch's own clock too: for a busy machine"
     )
