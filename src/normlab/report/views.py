@@ -36,7 +36,7 @@ from ..runs import (
     read_trials,
     trial_folder,
 )
-from .common import common_settings, flat
+from .shared_settings import common_settings, flat
 
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planted import answer, sweep_of, trials_of
 
 from normlab import report, runs
-from normlab.report.common import common_settings
+from normlab.report.shared_settings import common_settings
 
 
 def made(folder, **grid_more):
