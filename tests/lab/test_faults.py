@@ -154,7 +154,8 @@ def storm(
             continue
         workers = workers_of(process.pid)
         ever.update(workers)
-        if not workers or draw.random() < 0.2:
+        never = sum(killed.values()) == kills - 1 and not killed["parent"]  # the last chance to see what orphans do
+        if not workers or draw.random() < 0.2 or never:
             process.kill()
             process.wait()
             killed["parent"] += 1
@@ -181,14 +182,15 @@ STAGED = [*COMPARE, "--norm", "layer", "--lr", "1e-3,1e-2", "--seeds", "1+1"]
 GROWTH = ("--seeds", "1+3", "--norm", "+rms")
 
 
-def test_twenty_kills_in_a_row_change_nothing_of_a_sweep_that_grows(tmp_path):
+@pytest.mark.parametrize(("kills", "least"), [(8, 1), pytest.param(20, 4, marks=pytest.mark.nightly)])
+def test_kills_in_a_row_change_nothing_of_a_sweep_that_grows(tmp_path, kills, least):
     peaceful = tmp_path / "peaceful"
     assert start([*STAGED, "--out", str(peaceful)], peaceful).wait(DEADLINE) == 0
     assert len(curves(peaceful)) == 2 + 1
     assert start(resume(peaceful, *GROWTH), peaceful).wait(DEADLINE) == 0
     assert len(curves(peaceful)) == 2 * (2 + 3), Path(f"{peaceful}.out").read_text()
-    hit = storm(tmp_path / "sweep", 20, 20261116, peaceful, STAGED, GROWTH)
-    assert hit >= 4, "few kills hit a trial: little was shown"
+    hit = storm(tmp_path / "sweep", kills, 20261116, peaceful, STAGED, GROWTH)
+    assert hit >= least, "few kills hit a trial: little was shown"
 
 
 @pytest.mark.nightly
