@@ -371,7 +371,7 @@ def test_tokens_per_second_counts_real_tokens(tmp_path):
     real = sum(int(task.batch(0, step, 6).arguments["mask"].sum()) for step in range(1, 6))
     assert result.tokens_per_second * result.training_seconds == pytest.approx(real, rel=0.01)
     images = lab_tasks.Batch({"images": torch.zeros(5, 1, 8, 8)}, torch.zeros(5, dtype=torch.long))
-    assert batches._tokens(images) == 5
+    assert batches.tokens_of(images) == 5
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------

@@ -89,13 +89,16 @@ def _of_open(answer: Summary) -> Iterator[Sentence]:
 
 
 def _of_equal(answer: Summary) -> Iterator[Sentence]:
+    parts = []
     for reference, found in _against(answer):
         if equal := [n for n, d in found.items() if d.equal]:
             en, zh = listed(equal)
-            yield (
-                f"Equal to {reference} within {answer.margin:g}: {en}",
-                f"与 {reference} 相差不超过 {answer.margin:g}：{zh}",
+            parts.append(
+                (f"to {reference} within {answer.margin:g}: {en}", f"与 {reference} 相差不超过 {answer.margin:g}：{zh}")
             )
+    if parts:
+        en, zh = joined(parts)
+        yield f"Equal {en}", zh
 
 
 def _of_findings(answer: Summary) -> Iterator[Sentence]:
