@@ -80,15 +80,20 @@ def test_planted_truth_with_rates_to_choose(first, n, k, curve, spread, capsys):
     )
     with capsys.disabled():
         print(f"\n{k} cells, {first}+{n - first} seeds, {curve}, {spread}: false {found:.4f}")
-    if n > first:
-        assert found <= allowed(spread, sweeps)
+    assert found <= allowed(spread, sweeps)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("spread", many_sweeps.SPREADS)
 @pytest.mark.parametrize("k", [2, 4, 9, 16])
 @pytest.mark.parametrize("sequential", [True, False])
-def test_planted_truth_over_many_looks(sequential, k, spread, capsys):
+def test_planted_truth_over_many_looks(sequential, k, spread, capsys, request):
+    if not sequential and spread == "one noisy" and k >= 9:
+        request.applymarker(
+            pytest.mark.xfail(
+                strict=True, reason="12.5 and 13.5 %: the verdict promises 10 % for cells of like noise only"
+            )
+        )
     sweeps, looks = 10_000, rounds(3, 33)
     found = many_sweeps.false_at_any_look(
         [k], sweeps, k, looks, many_sweeps.SPREADS[spread](k), shares(looks, sequential)
@@ -97,6 +102,5 @@ def test_planted_truth_over_many_looks(sequential, k, spread, capsys):
         print(
             f"\n{k} cells, looks at {looks}, {'planned' if sequential else 'after a full look'}, {spread}: false {found:.4f}"
         )
-    # After a full look all together promise twice a single one's 5 %; with one noisy cell a single look is allowed twice of that already.
-    promised = 0.20 if spread == "one noisy" else 0.10
+    promised = 0.10  # after a full look, all together: twice a single one's 5 %
     assert found <= (allowed(spread, sweeps) if sequential else promised + many_sweeps.sampling_error(promised, sweeps))

@@ -172,8 +172,8 @@ def _of_looks(answer: Summary, grid: Grid) -> Iterator[Sentence]:
         (f", after {look - 1} with {at} seeds", f"，此前 {look - 1} 次用了 {at} 个种子") if answer.looks else ("", "")
     )
     yield (f"Look {look} at this sweep{before[0]}: its intervals are {each} ones, so that all looks together decide something falsely in at "
-           f"most {wrong} of sweeps",
-           f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，使所有各次合起来误判的概率至多 {wrong}")  # fmt: skip
+           f"most {wrong} of sweeps whose cells are about equally noisy",
+           f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，各组合噪声相近时，所有各次合起来误判的概率至多 {wrong}")  # fmt: skip
 
 
 def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
