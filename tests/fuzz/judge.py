@@ -343,7 +343,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _bytes(t: Tensor) -> Tensor:
     """(values, bytes of each)."""
-    return t.reshape(-1).view(torch.uint8).reshape(t.numel(), t.element_size())
+    return t.contiguous().reshape(-1).view(torch.uint8).reshape(t.numel(), t.element_size())
 
 
 def _compute_step(plan: Plan) -> float:
