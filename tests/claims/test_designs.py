@@ -24,8 +24,8 @@ def small(design, seeds: int = 1):
     return dataclasses.replace(first, seeds=seeds, steps=16, layers=2, depths=depths, rates=first.rates[:2])
 
 
-def evidence(design, folder) -> Evidence:
-    """Trained in this process, with tiny models; arms and settings as the design has them."""
+def evidence(design, folder, blind: float | None = None) -> Evidence:
+    """Trained in this process, with tiny models; arms and settings as the design has them. ``blind``: another loss to count failures as."""
     size = small(design)
     if isinstance(design, Measured):
         return design.measure(size, [0])
@@ -38,7 +38,7 @@ def evidence(design, folder) -> Evidence:
         for trial in tiny.trials():
             assert attempt(trial.experiment, trial_folder(at, trial.name)).outcome != "failed"
         grid, trials = read_trials(at)
-        found[name] = Trials(at, grid.blind, trials)
+        found[name] = Trials(at, grid.blind if blind is None else blind, trials)
     return design.read(found)
 
 
