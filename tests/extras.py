@@ -46,6 +46,16 @@ def train(also=()):
 SMALL = "--steps 4 --norm rms --placement pre --set num_layers=1 --set dim=16"
 GRID = f"compare {SMALL} --lr 1e-3 --seeds 1 --workers 1 --checkpoint-seconds 0"
 
+FIGURES = """
+from normlab.claims import CLAIMS
+from normlab.claims.run import judge_one
+from normlab.runs import ClaimsRun, Evidence, write_claims, write_evidence
+found = Evidence(arms={"warm-up": {"post, no warm-up": {0: 3.1, 1: 3.2, 2: 3.3}, "pre, no warm-up": {0: 2.1, 1: 2.2, 2: 2.4}}})
+write_evidence("a/b", "warm-up", found)
+result = judge_one(CLAIMS["X6"], Evidence(), {"warm-up": found}, "quick")
+write_claims("a/b", ClaimsRun(budget="quick", results=(result,)))
+"""
+
 USES: dict[str, Use] = {
     "": Use(
         commands=("list", "doctor --no-allocator", f"train {SMALL} --show", "explore -o page.html"),
@@ -65,6 +75,7 @@ USES: dict[str, Use] = {
         f"from normlab.cli import main\nraise SystemExit(main('{GRID} --text d --out a'.split()))",
     ),
     "ray": Use(commands=(f"{GRID} --engine ray --out a",)),
+    "figures": Use(commands=("report a/b --figures svg",), program=FIGURES),
     "completion": Use(commands=("completion bash",)),
     "parquet": Use(program=TRAINING + "train()\nfrom normlab.cli import main\nraise SystemExit(main('runs export run a.parquet'.split()))"),
     "huggingface": Use(

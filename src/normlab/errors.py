@@ -56,11 +56,17 @@ class Table(dict[str, T]):
         raise UnknownName(unknown(self.kind, name, self))
 
 
+LISTED = 60  # names that a message can hold; of more, the nearest
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not in a table, with the nearest one that is."""
     options = sorted(known)
-    near = difflib.get_close_matches(str(name), options, n=1)
+    near = difflib.get_close_matches(str(name), options, n=5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
+    if len(options) > LISTED:
+        others = f" Near it: {', '.join(near[1:])}." if near[1:] else ""
+        return f"unknown {kind} {name!r}, of {len(options)}.{hint}{others}"
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(options)}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -12,13 +13,18 @@ from normlab.claims import CLAIMS, judge
 from normlab.claims.exact import axes, cost, moments, sphere, structure, tokens
 from normlab.runs import Evidence
 
-EXACT = [c for c in CLAIMS.values() if c.measure and not c.designs]
+TRAINED_REACH = ("C22", "C40", "C53", "C89", "C98")  # the core is exact, what trained models add is not
+EXACT = [c for c in CLAIMS.values() if c.measure and (not c.designs or c.id in TRAINED_REACH)]
 
 
 def verdict(name: str) -> str:
+    """Of the part that needs no training."""
     claim = CLAIMS[name]
-    assert claim.measure is not None and not claim.designs
-    return judge(claim, Evidence(numbers=dict(claim.measure())), "quick").verdict
+    assert claim.measure is not None and (not claim.designs or name in TRAINED_REACH)
+    numbers = dict(claim.measure())
+    known = dataclasses.replace(claim, checks=tuple(c for c in claim.checks if c.quantity in numbers))
+    assert [c for c in claim.checks if c.core] == [c for c in known.checks if c.core]
+    return judge(known, Evidence(numbers=numbers), "quick").verdict
 
 
 @pytest.mark.parametrize("claim", EXACT, ids=lambda c: c.id)

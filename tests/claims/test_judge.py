@@ -27,7 +27,7 @@ def claim(*checks: Check, facts: tuple[Fact, ...] = (), **given) -> Claim:
 
 @pytest.mark.parametrize(("low", "high", "expected"), [
     (-2.0, -1.0, "true"), (-0.2, -0.1, "true"), (-0.09, -0.01, "small"), (-0.05, 0.05, "false"), (0.1, 0.2, "false"),
-    (-0.2, 0.1, "undecided"), (-0.3, 0.0, "true"),
+    (-0.2, 0.1, "undecided"), (-0.3, 0.0, "true"), (-0.05, 0.0, "small"), (0.0, 0.0, "false"),
 ])  # fmt: skip
 def test_a_claimed_sign_with_a_margin(low, high, expected):
     assert outcome_of(check(most=0.0, margin=0.1), low, high) == expected

@@ -12,7 +12,7 @@ from normlab.claims import CLAIMS, Check, Claim, Request, run
 from normlab.claims import designs as rooms
 from normlab.claims.designs import DESIGNS, Measured, Size, Trained, size_at
 from normlab.claims.designs.base import Trials, arms_of, at_best_rate, text_experiment
-from normlab.claims.designs.rates import largest_rates
+from normlab.claims.designs.rates import largest_rates, steps_to_target
 from normlab.claims.run import needed, sweeps_of
 from normlab.claims.shipped import Change, changes
 from normlab.errors import RunUnreadable
@@ -23,6 +23,7 @@ from normlab.runs import (
     ClaimsRun,
     Evidence,
     TrialResult,
+    Writer,
     read_claims,
     read_evidence,
     trial_folder,
@@ -30,6 +31,16 @@ from normlab.runs import (
 )
 
 WHAT = ("a", "甲")
+ON_DIGITS = (
+    "text-and-images",
+    "small-batches",
+    "accuracy",
+    "matched-gap",
+    "convolution",
+    "inference-gap",
+    "gradients-of-statistics",
+    "pre-or-deepnorm",
+)
 
 
 class InProcess:
@@ -171,6 +182,8 @@ def test_the_rate_is_chosen_on_the_other_seeds(tmp_path):
     found = Trials(tmp_path, 9.0, trials)
     assert at_best_rate(trials, found.loss, lambda t: t.cell) == {"a": {0: 2.0, 1: 2.5, 2: 2.5}}
     assert at_best_rate(trials, found.loss, lambda t: t.cell, max)["a"][0] == 1.0
+    rates = at_best_rate(trials, lambda t: t.lr, lambda t: t.cell, judged_by=found.loss)
+    assert rates == {"a": {0: 1e-3, 1: 1e-2, 2: 1e-2}}, "the loss chooses, whatever is reported"
 
 
 def test_the_largest_rate_is_the_last_that_learns_from_the_best_one_on(tmp_path):
@@ -179,6 +192,21 @@ def test_the_largest_rate_is_the_last_that_learns_from_the_best_one_on(tmp_path)
     trials = [trial("pre", 0, lr, v) for lr, v in layer.items()] + [trial("none", 0, lr, v) for lr, v in none.items()]
     found = largest_rates(Trials(tmp_path, 3.0, trials))
     assert found["layer"][0] == pytest.approx(math.log10(1e-2)) and found["none"][0] == pytest.approx(-3)
+    nowhere = [trial("none", 0, lr, 2.85) for lr in none]  # 0.15 below the blind one at best
+    assert largest_rates(Trials(tmp_path, 3.0, [*trials[:4], *nowhere])).keys() == {"layer"}, "no rate learns"
+
+
+def test_steps_are_counted_to_a_smoothed_training_loss(tmp_path):
+    runs = {"fast": [3.0] * 20 + [2.0] * 20, "slow": [3.0] * 30 + [2.0] * 10, "never": [3.0, 2.0] * 20}
+    for name, losses in runs.items():
+        writer = Writer(trial_folder(tmp_path, name))
+        for step, loss in enumerate(losses, start=1):
+            writer.write(step, {"loss": {"model": loss}})
+        writer.close()
+    trials = {name: TrialResult(name=name, cell=name, steps=len(v)) for name, v in runs.items()}
+    found = Trials(tmp_path, 3.0, list(trials.values()))
+    # Ten losses average below 2.5 once six of them are 2.
+    assert {n: steps_to_target(found, t) for n, t in trials.items()} == {"fast": 26, "slow": 36, "never": 40}
 
 
 # ---- designs ---------------------------------------------------------------------------------------------------------
@@ -186,7 +214,7 @@ def test_the_largest_rate_is_the_last_that_learns_from_the_best_one_on(tmp_path)
 
 @pytest.mark.parametrize("design", [d for d in DESIGNS.values() if isinstance(d, Trained)], ids=lambda d: d.name)
 def test_sweeps_can_be_built_at_every_budget(design, tmp_path):
-    if design.name in ("text-and-images", "small-batches", "accuracy"):
+    if design.name in ON_DIGITS:
         pytest.importorskip("sklearn")
     for budget in design.sizes:
         asked = Request(

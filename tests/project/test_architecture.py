@@ -102,6 +102,7 @@ ALLOWED = {
     "tomli_w": lambda module: module == "normlab.lab.experiment",
     "jinja2": lambda module: module == "normlab.report.html",
     "plotly": lambda module: module == "normlab.report.html",
+    "matplotlib": lambda module: module == "normlab.claims.figures",
     "onnx": lambda module: module == "normlab.bench.numerics",
     "onnxruntime": lambda module: module == "normlab.bench.numerics",
 }

@@ -5,6 +5,8 @@ sources/  the declarations, by document                          exact/    ident
 table     CLAIMS                                                 designs/  experiments that many claims share
 run       everything at a budget, resumable                      words     both languages
 page      the tables of docs/en/claims.md and docs/zh/claims.md  shipped   the runs that the package comes with
+figures   one per claim that samples decide, as SVG              html      all claims of a run as one offline page
+compare   two runs: which verdicts are the same
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ def outcome_of(check: Check, low: float, high: float) -> str:
     """What an interval says: true, small (true, but less than matters), false, undecided."""
     true = check.least <= low and high <= check.most
     if check.margin:
+        if low == high and low in (check.least, check.most):
+            return "false"  # a difference of exactly nothing has no sign
         away = check.least + check.margin if math.isfinite(check.least) else check.most - check.margin
         short = high < away if math.isfinite(check.least) else low > away
         return "small" if true and short else "true" if true else "false" if short else "undecided"

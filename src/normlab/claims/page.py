@@ -10,10 +10,12 @@ from pathlib import Path
 from ..runs import ClaimResult, ClaimsRun
 from . import words
 from .claim import Claim
+from .figures import has_figure, name_of
 from .judge import expected_false
 from .table import CLAIMS
 
 START, END = "<!-- table: normlab claims --write -->", "<!-- end of table -->"
+FIGURES = "../figures/claims"  # from docs/en and docs/zh
 SAID = {
     "head": ("| claim | says | verdict | what decides |", "| 说法 | 内容 | 结论 | 起决定作用的数 |"),
     "run": ("Run at budget {budget} on {machine}, {workers} trials at a time, torch {torch}, {created}: {seconds:.0f} s.",
@@ -30,11 +32,6 @@ def _said(key: str, lang: str, **values: object) -> str:
     return words.pick(SAID[key], lang).format(**values)
 
 
-def _cell(text: str) -> str:
-    """One that breaks no table."""
-    return text.replace("|", "\\|").replace("*", "\\*")
-
-
 def tables(run: ClaimsRun, lang: str) -> str:
     """What stands between the markers."""
     by_id = run.by_id()
@@ -48,12 +45,12 @@ def tables(run: ClaimsRun, lang: str) -> str:
     for claim, result in known:
         verdict = words.pick(words.VERDICT[result.verdict], lang)
         lines.append(
-            f"| {claim.id} | {_cell(words.pick(claim.says, lang))} | {verdict} | {_cell(words.deciding(claim, result, lang))} |"
+            f"| {claim.id} | {words.cell(words.pick(claim.says, lang))} | {verdict} | {words.cell(words.deciding(claim, result, lang))} |"
         )
     lines += ["", _said("experiments", lang), ""]
     for claim, result in known:
-        if any(c.n for c in result.checks):
-            lines += [_paragraph(claim, result, lang), ""]
+        if has_figure(result):
+            lines += [_paragraph(claim, result, lang), "", f"![{claim.id}]({FIGURES}/{name_of(claim.id, lang)})", ""]
     return "\n".join(lines)
 
 
@@ -81,13 +78,14 @@ def _sentence(text: str) -> str:
 
 def write(run: ClaimsRun, docs: Path) -> list[Path]:
     """Between the markers of both pages; ValueError where a page has none."""
-    pages = []
-    for lang in words.LANGUAGES:
-        page = docs / lang / "claims.md"
-        before, found, rest = page.read_text(encoding="utf-8").partition(START + "\n")
-        _, ended, after = rest.partition(END)
-        if not found or not ended:
-            raise ValueError(f"{page} has no lines {START} and {END}")
-        page.write_text(before + START + "\n" + tables(run, lang).rstrip() + "\n" + END + after, encoding="utf-8")
-        pages.append(page)
-    return pages
+    return [between(docs / lang / "claims.md", START, END, tables(run, lang).rstrip()) for lang in words.LANGUAGES]
+
+
+def between(page: Path, start: str, end: str, text: str) -> Path:
+    """The page with this text between two of its lines."""
+    before, found, rest = page.read_text(encoding="utf-8").partition(start + "\n")
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{page} has no lines {start} and {end}")
+    page.write_text(before + start + "\n" + text + "\n" + end + after, encoding="utf-8")
+    return page

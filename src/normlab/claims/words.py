@@ -52,6 +52,11 @@ def pick(words: Words, lang: str) -> str:
     return words[LANGUAGES.index(lang)]
 
 
+def cell(text: str) -> str:
+    """One that breaks no table of Markdown."""
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
 def figure(value: float | None) -> str:
     """Four digits, as short as they go."""
     return "-" if value is None else f"{value:.4g}"

@@ -23,6 +23,8 @@ CLAIMS = """examples:
   normlab claims show C93              one claim: what it says, how it is tested, the shipped verdict; runs nothing
   normlab claims list --source S4      all claims of a document with the shipped verdicts; runs nothing
   normlab claims --only C17,C93 --lang zh
+  normlab claims --first-seed 100 --out runs/again
+  normlab claims compare runs/claims-default runs/again   which verdicts of two runs are the same
   normlab claims --quick --json
 """
 WORDS = {
@@ -37,6 +39,7 @@ WORDS = {
     "title": ("claims, budget {budget}", "各条说法，预算 {budget}"),
     "changed": ("differs from the shipped verdict: {id} was {before}, now {now}", "与随包附带的结论不同：{id} 原为“{before}”，现为“{now}”"),
     "folder": ("folder: {folder}", "目录：{folder}"),
+    "first": ("first run", "第一次运行"), "second": ("second run", "第二次运行"), "same": ("same", "相同"),
 }  # fmt: skip
 EXIT_CHANGED = 3
 
@@ -46,7 +49,9 @@ def add(verb: Verb) -> None:
         "claims", "Put the folklore about normalization to the test, and say what holds.", "normlab claims --quick"
     )
     claims.formatter_class, claims.epilog = argparse.RawDescriptionHelpFormatter, CLAIMS
-    claims.add_argument("what", nargs="*", metavar="WHAT", help="nothing: run; show ID ...; list")
+    claims.add_argument(
+        "what", nargs="*", metavar="WHAT", help="nothing: run; show ID ...; list; compare FOLDER FOLDER"
+    )
     size = claims.add_mutually_exclusive_group()
     size.add_argument(
         "--quick", action="store_true", help="all exact claims, coarse versions of the strongest experiments"
@@ -71,7 +76,7 @@ def add(verb: Verb) -> None:
         "--write",
         type=Path,
         metavar="DOCS",
-        help="write the tables of claims.md in this folder's en and zh from the shipped run; runs nothing",
+        help="write the tables and figures of claims.md in this folder's en and zh from the shipped run; with compare, its table; runs nothing",
     )
     add_language(claims)
     claims.add_argument(
@@ -84,8 +89,14 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import UnknownName
 
     try:
-        if args.what and args.what[0] not in ("show", "list"):
-            raise ValueError(f"WHAT is show or list, or nothing to run; got {args.what[0]!r}")
+        if args.what and args.what[0] not in ("show", "list", "compare"):
+            raise ValueError(f"WHAT is show, list or compare, or nothing to run; got {args.what[0]!r}")
+        if args.what[:1] == ["compare"]:
+            if len(args.what) != 3:
+                raise ValueError(
+                    "compare needs the folders of two runs, such as: normlab claims compare runs/claims-default runs/again"
+                )
+            return _compare(args)
         if args.what[:1] == ["show"] and len(args.what) < 2:
             raise ValueError("show needs the id of a claim, such as: normlab claims show C93")
         if args.what[:1] == ["list"] and len(args.what) > 1:
@@ -131,18 +142,61 @@ def _list(args: argparse.Namespace, claims: list[Claim]) -> int:
 
 
 def _write(docs: Path) -> int:
-    from ..claims import page
-    from ..claims.shipped import best_shipped
+    from ..claims import figures, page
+    from ..claims.shipped import best_folder
+    from ..runs import read_claims
 
-    known = best_shipped()
+    folder = best_folder()
     try:
-        if known is None:
+        if folder is None:
             raise ValueError("no run of claims is shipped")
-        for path in page.write(known, docs):
+        known = read_claims(folder)
+        drawn = (
+            figures.write(folder, docs / "figures" / "claims") if any(map(figures.has_figure, known.results)) else []
+        )
+        for path in (*page.write(known, docs), *drawn):
             say(path)
-    except (ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError) as error:
         complain("claims", error)
         return 1
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Two runs, by their claims.json."""
+    from ..claims import compare
+    from ..errors import RunUnreadable
+    from ..runs import read_claims
+
+    try:
+        first, second = (read_claims(Path(name)) for name in args.what[1:])
+        rows = compare.rows_of(first, second)
+        if not rows:
+            raise RunUnreadable("no claim ran in both")
+        if args.write is not None:
+            for path in compare.write(first, second, args.write):
+                say(path)
+            return 0
+    except (RunUnreadable, ValueError, OSError) as error:
+        complain("claims", error)
+        return 1
+    lang = language(args.lang)
+    if args.json:
+        again = compare.repeated(rows)
+        say_json({"repeated": again.same, "decided": again.all,
+                  "claims": [{"id": r.id, "first": r.first, "second": r.second, "sampled": r.sampled, "outcome": r.outcome} for r in rows]})  # fmt: skip
+        return 0
+    table(
+        "",
+        ["", *(_said(k, lang) for k in ("claim", "first", "second", "same"))],
+        [compare.cells(r, lang) for r in rows],
+    )
+    for line in (
+        compare.described(first, "first", lang),
+        compare.described(second, "second", lang),
+        *compare.summary(rows, lang),
+    ):
+        say_wrapped(line)
     return 0
 
 

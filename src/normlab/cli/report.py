@@ -10,17 +10,27 @@ from .show import complain, say, say_json
 
 
 def add(verb: Verb) -> None:
-    report = verb("report", "Write the page of a sweep or of a run.", "normlab report runs/grid")
-    report.add_argument("folder", type=Path, help="a sweep or a run")
-    report.add_argument("--out", type=Path, help="the file (default FOLDER/report.html)")
+    report = verb("report", "Write the page of a sweep, of a run or of a run of claims.", "normlab report runs/grid")
+    report.add_argument("folder", type=Path, help="a sweep, a run, or a run of claims")
+    report.add_argument(
+        "--out", type=Path, help="the file (default FOLDER/report.html); of figures, the folder (FOLDER/figures)"
+    )
+    report.add_argument(
+        "--figures", choices=("svg",), help="of a run of claims: one figure per claim that samples decide, as files"
+    )
     report.add_argument("--json", action="store_true", help="print what the page shows as JSON and write nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     from .. import report
     from ..errors import RunUnreadable
+    from ..runs import holds_claims
 
     try:
+        if holds_claims(args.folder):
+            return _claims(args)
+        if args.figures:
+            raise RunUnreadable(f"{args.folder} holds no run of claims, and figures as files are drawn of claims alone")
         if args.json:
             say_json(report.view(args.folder))
         else:
@@ -28,4 +38,18 @@ def run(args: argparse.Namespace) -> int:
     except (RunUnreadable, OSError, ImportError, ValueError) as error:
         complain("report", error)
         return 1
+    return 0
+
+
+def _claims(args: argparse.Namespace) -> int:
+    from ..claims import figures, html
+    from ..runs import read_claims
+
+    if args.json:
+        say_json(read_claims(args.folder).to_dict())
+    elif args.figures:
+        for path in figures.write(args.folder, args.out or args.folder / figures.FOLDER):
+            say(path)
+    else:
+        say(html.write(args.folder, args.out))
     return 0

@@ -11,6 +11,7 @@ import hashlib
 import math
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from ..answer import METRICS
 from ..diagnosis import FEW
@@ -38,19 +39,26 @@ def write(folder: str | Path, out: str | Path | None = None) -> Path:
 
 def render(view: Data) -> str:
     require("a page", "lab", *NEEDS)
-    from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
-    environment.filters |= {"number": number, "digest": digest}
     page = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(page).render(
-        v=view, both=both, known=known, unit=unit(view), few=FEW, most_seeds=MOST_SEEDS, decimals=decimals(view),
+    return filled(
+        page, v=view, both=both, known=known, unit=unit(view), few=FEW, most_seeds=MOST_SEEDS, decimals=decimals(view),
         places=lambda difference: Difference.from_dict(difference).decimals,
         figures=figures(view), styles=styles(view), scale=SCALE, square=lambda value: square(value, view["map"]),
         at_once=AT_ONCE, plotly=get_plotlyjs(), metrics=METRICS, shown_figures=shown_figures(view), estimate=estimate,
     )  # fmt: skip
+
+
+def filled(page: str, **values: Any) -> str:
+    """A template with these values in it, all of them escaped. Filters: number, digest (of a script, for the policy)."""
+    require("a page", "lab", "jinja2")
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False}
+    environment.filters |= {"number": number, "digest": digest}
+    return environment.from_string(page).render(**values)
 
 
 def number(value: float | None, digits: int = 3) -> str:

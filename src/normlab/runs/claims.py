@@ -121,6 +121,10 @@ class ClaimsRun(Record):
 CLAIMS = Kind("run of claims", "claims.json", ClaimsRun.SCHEMA, ClaimsRun.from_dict, 64 * 2**20)
 
 
+def holds_claims(folder: str | Path) -> bool:
+    return (Path(folder) / CLAIMS.file).is_file()
+
+
 def read_claims(folder: str | Path) -> ClaimsRun:
     return read(folder, CLAIMS)
 
@@ -137,6 +141,11 @@ def _measured(name: str) -> Kind[Evidence]:
 
 def read_evidence(folder: str | Path, name: str) -> Evidence:
     return read(Path(folder) / MEASURED, _measured(name))
+
+
+def read_all_evidence(folder: str | Path) -> dict[str, Evidence]:
+    """{design: what it measured}, of all that are kept."""
+    return {path.stem: read_evidence(folder, path.stem) for path in sorted((Path(folder) / MEASURED).glob("*.json"))}
 
 
 def write_evidence(folder: str | Path, name: str, found: Evidence) -> None:

@@ -126,24 +126,33 @@ def arms_of(found: Trials, arm: Callable[[TrialResult], str]) -> dict[str, dict[
 
 
 def at_best_rate(
-    trials: Iterable[TrialResult], value: Callable[[TrialResult], float], arm: Callable[[TrialResult], str], best: Callable[[Iterable[float]], float] = min
+    trials: Iterable[TrialResult], value: Callable[[TrialResult], float], arm: Callable[[TrialResult], str], best: Callable[[Iterable[float]], float] = min,
+    judged_by: Callable[[TrialResult], float] | None = None,
 ) -> dict[str, dict[int, float]]:  # fmt: skip
-    """{arm: {seed: value}}, each seed at the rate that the other seeds choose: choosing on the reported runs would flatter."""
-    by_arm: dict[str, dict[float, dict[int, float]]] = {}
+    """{arm: {seed: value}}, each seed at the rate that the other seeds choose: choosing on the reported runs would flatter.
+
+    ``judged_by`` chooses the rate where that is not the value itself.
+    """
+    by_arm: dict[str, dict[float, dict[int, TrialResult]]] = {}
     for t in trials:
         assert t.lr is not None and t.seed is not None
-        by_arm.setdefault(arm(t), {}).setdefault(t.lr, {})[t.seed] = value(t)
-    return {name: _cross_fitted(rates, best) for name, rates in by_arm.items()}
+        by_arm.setdefault(arm(t), {}).setdefault(t.lr, {})[t.seed] = t
+    return {name: _cross_fitted(rates, value, judged_by or value, best) for name, rates in by_arm.items()}
 
 
 def _cross_fitted(
-    rates: Mapping[float, Mapping[int, float]], best: Callable[[Iterable[float]], float]
-) -> dict[int, float]:
-    seeds = set.intersection(*(set(values) for values in rates.values()))
+    rates: Mapping[float, Mapping[int, TrialResult]], value: Callable[[TrialResult], float], judged_by: Callable[[TrialResult], float], best: Callable[[Iterable[float]], float]
+) -> dict[int, float]:  # fmt: skip
+    seeds = set.intersection(*(set(trials) for trials in rates.values()))
     chosen: dict[int, float] = {}
     for seed in sorted(seeds):
         others = seeds - {seed} or {seed}
-        means = {lr: statistics.fmean(values[s] for s in others) for lr, values in rates.items()}
+        means = {lr: statistics.fmean(judged_by(trials[s]) for s in others) for lr, trials in rates.items()}
         wanted = best(means.values())
-        chosen[seed] = rates[next(lr for lr, mean in means.items() if mean == wanted)][seed]
+        chosen[seed] = value(rates[next(lr for lr, mean in means.items() if mean == wanted)][seed])
     return chosen
+
+
+def late(points: Sequence[tuple[int, float]], share: int) -> list[float]:
+    """Values of the last part of a run, one in ``share`` of what was recorded, at least one."""
+    return [v for _, v in points[-max(1, len(points) // share) :]]

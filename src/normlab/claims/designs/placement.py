@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ...lab import Sweep
 from ...runs import Evidence, TrialResult
 from .base import Axes, Found, Size, Trained, Trials, arms_of, at_best_rate, text_experiment
+from .text_and_images import digits_experiment
 
 WARM = 0.5  # share of the steps
 
@@ -141,6 +142,32 @@ DEPTH_OR_WIDTH = Trained(
 )  # fmt: skip
 
 
+def _pre_or_deepnorm(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
+    axes: Axes = {"placement": ["pre", "deepnorm"], "lr": list(size.rates), "seed": list(seeds)}
+    text = text_experiment(size, warmup=0.1, schedule="cosine", clip=1.0)
+    return {"text": Sweep(base=text, axes=axes), "digits": Sweep(base=digits_experiment(size), axes=axes)}
+
+
+def _read_pre_or_deepnorm(found: Found) -> Evidence:
+    arms: dict[str, dict[str, dict[int, float]]] = {}
+    for task, trials in found.items():
+        metrics = {f"{task} loss": trials.loss, f"{task} accuracy": lambda t: 100 * (t.accuracy or 0.0)}
+        for metric, value in metrics.items():
+            arms[metric] = at_best_rate(
+                trials.trials, value, lambda t: f"{metric}, {t.axes['placement']}", judged_by=trials.loss  # noqa: B023
+            )  # fmt: skip
+    return Evidence(arms=arms)
+
+
+PRE_OR_DEEPNORM = Trained(
+    name="pre-or-deepnorm",
+    about=("Pre-norm and post-norm with DeepNorm at the same steps, six layers of width 48 on prose and four on digits, each at its best rate: loss and accuracy of both tasks",
+           "步数相同的前置归一化与 DeepNorm 后置归一化，文本六层、手写数字四层，宽 48，各取最佳学习率：两个任务的损失与准确率"),
+    sizes={"default": Size(seeds=4, steps=250, layers=6, rates=(1e-3, 3e-3))},
+    sweeps=_pre_or_deepnorm, read=_read_pre_or_deepnorm,
+)  # fmt: skip
+
+
 def _final_quality(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
     base = text_experiment(size, warmup=0.1, schedule="cosine").changed(dim=128, evaluations=8)
     return {"final": Sweep(base=base, axes={"placement": ["pre", "post"], "lr": list(size.rates), "seed": list(seeds)})}
@@ -159,4 +186,4 @@ FINAL_QUALITY = Trained(
     sweeps=_final_quality, read=_read_final_quality,
 )  # fmt: skip
 
-DESIGNS = (WARM_UP, OTHER_NORMS, DEEP, EFFECTIVE_DEPTH, DEPTH_OR_WIDTH, FINAL_QUALITY)
+DESIGNS = (WARM_UP, OTHER_NORMS, DEEP, EFFECTIVE_DEPTH, DEPTH_OR_WIDTH, PRE_OR_DEEPNORM, FINAL_QUALITY)

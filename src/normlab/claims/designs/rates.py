@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from ...lab import Sweep
@@ -11,6 +12,8 @@ from .base import Axes, Found, Size, Trained, Trials, arms_of, at_best_rate, tex
 from .text_and_images import digits_experiment
 
 LEARNED = 0.2  # nats below a blind predictor: what counts as training at a rate
+TARGET = 0.5  # nats below a blind predictor: what steps are counted to
+SMOOTHED = 10  # training losses that are averaged for that
 
 
 def _arm(trial: TrialResult) -> str:
@@ -24,7 +27,7 @@ def _rates(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
 
 
 def largest_rates(found: Trials) -> dict[str, dict[int, float]]:
-    """{arm: {seed: log10 of the largest rate up to which every one learns, from the best one on}}."""
+    """{arm: {seed: log10 of the largest rate up to which every one learns, from the best one on}}; a seed that learns at none has none."""
     assert found.blind is not None
     by_seed: dict[tuple[str, int], dict[float, float]] = {}
     for t in found.trials:
@@ -34,6 +37,8 @@ def largest_rates(found: Trials) -> dict[str, dict[int, float]]:
     for (arm, seed), losses in by_seed.items():
         rates = sorted(losses)
         at = rates.index(min(rates, key=lambda r: losses[r]))
+        if losses[rates[at]] >= found.blind - LEARNED:
+            continue
         while at + 1 < len(rates) and losses[rates[at + 1]] < found.blind - LEARNED:
             at += 1
         found_rates.setdefault(arm, {})[seed] = math.log10(rates[at])
@@ -42,15 +47,29 @@ def largest_rates(found: Trials) -> dict[str, dict[int, float]]:
 
 def _ratio(found: Trials) -> dict[int, float]:
     largest = largest_rates(found)
-    return {
-        s: largest["layer"][s] - largest["none"][s] for s in sorted(largest["layer"].keys() & largest["none"].keys())
-    }
+    layer, none = largest.get("layer", {}), largest.get("none", {})
+    return {s: layer[s] - none[s] for s in sorted(layer.keys() & none.keys())}
+
+
+def steps_to_target(found: Trials, trial: TrialResult) -> float:
+    """Until the mean of ten training losses is TARGET below a blind predictor's; all steps of the longest run if it never is."""
+    assert found.blind is not None
+    losses = [v for _, v in found.readings(trial, "loss")["model"]]
+    for step in range(SMOOTHED, len(losses) + 1):
+        if statistics.fmean(losses[step - SMOOTHED : step]) < found.blind - TARGET:
+            return float(step)
+    return float(max(t.steps or 0 for t in found.trials))
 
 
 def _read_rates(found: Found) -> Evidence:
     rates = found["rates"]
     arms = at_best_rate(rates.trials, rates.loss, lambda t: f"{_arm(t)}, best rate")
-    return Evidence(arms={"best rates": arms}, by_seed={"largest rate, adam": _ratio(rates)})
+    steps = at_best_rate(rates.trials, lambda t: steps_to_target(rates, t), _arm, judged_by=rates.loss)
+    fewer = {s: math.log2(steps["layer"][s] / steps["none"][s]) for s in steps["layer"].keys() & steps["none"].keys()}
+    return Evidence(
+        arms={"best rates": arms},
+        by_seed={"largest rate, adam": _ratio(rates), "steps to target, layer over none": fewer},
+    )
 
 
 RATES = Trained(
@@ -60,6 +79,21 @@ RATES = Trained(
     sizes={"quick": Size(seeds=3, steps=80, layers=4, rates=(3e-3, 1e-2, 1e-1)),
            "default": Size(seeds=5, steps=200, layers=6, rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1))},
     sweeps=_rates, read=_read_rates,
+)  # fmt: skip
+
+
+def _rates_sgd(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
+    base = text_experiment(size, warmup=0.0, optimizer="sgd")
+    axes: Axes = {"placement": ["pre", "none"], "lr": list(size.rates), "seed": list(seeds)}
+    return {"rates": Sweep(base=base, axes=axes)}
+
+
+RATES_SGD = Trained(
+    name="rates-sgd",
+    about=("Four layers of width 48 as in `rates`, but SGD with a momentum of 0.9, rates from 1e-3 to 1: the largest that trains, pre-norm LayerNorm and no norm",
+           "同 `rates`，四层宽 48，但用动量 0.9 的 SGD，学习率 1e-3 到 1：能训练的最大学习率，前置 LayerNorm 与无归一化"),
+    sizes={"default": Size(seeds=4, steps=150, layers=4, rates=(1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0))},
+    sweeps=_rates_sgd, read=lambda found: Evidence(by_seed={"largest rate, sgd": _ratio(found["rates"])}),
 )  # fmt: skip
 
 
@@ -108,4 +142,4 @@ ACCURACY = Trained(
     sweeps=_accuracy, read=_read_accuracy,
 )  # fmt: skip
 
-DESIGNS = (RATES, EQUIVALENCE, ACCURACY)
+DESIGNS = (RATES, RATES_SGD, EQUIVALENCE, ACCURACY)

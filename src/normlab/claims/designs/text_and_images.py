@@ -1,4 +1,4 @@
-"""BatchNorm where the data differs: text, images, padding, small batches."""
+"""BatchNorm where the data differs: text, images, small batches, convolutions."""
 
 from __future__ import annotations
 
@@ -61,27 +61,6 @@ TEXT_AND_IMAGES = Trained(
 )  # fmt: skip
 
 
-def _padding(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
-    base = Experiment(task="docs", steps=size.steps, lr=1e-3, warmup=0.1, weight_decay=0.0, evaluations=2, norm="batch",
-                      watch="standard", model={"dim": 48, "num_layers": 4, "num_heads": 4})  # fmt: skip
-    return {"docs": Sweep(base=base, axes={"seed": list(seeds)})}
-
-
-def _read_padding(found: Found) -> Evidence:
-    docs = found["docs"]
-    ratio = {t.seed: math.log2(drift(docs, t, "batch_mean_distance_padded") / drift(docs, t)) for t in docs.trials}
-    return Evidence(by_seed={"drift, padded over real": {int(s or 0): v for s, v in ratio.items()}})
-
-
-PADDING = Trained(
-    name="padding",
-    about=("Docstrings of different lengths, four layers with BatchNorm under a mask, watched: the distance of batch means from their average, of real tokens and of all cells with padding",
-           "长短不一的文档字符串，四层、带掩码的 BatchNorm，训练时监测：只算真实词元与连填充一起算，批均值离其平均的距离"),
-    sizes={"default": Size(seeds=5, steps=250)},
-    sweeps=_padding, read=_read_padding,
-)  # fmt: skip
-
-
 def _small_batches(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
     """``steps`` are those at 32 images; smaller batches take more, for the same number of images."""
     axes: Axes = {"norm": ["batch", "layer", "group"], "lr": list(size.rates), "seed": list(seeds)}
@@ -104,4 +83,28 @@ SMALL_BATCHES = Trained(
     sweeps=_small_batches, read=_read_small_batches,
 )  # fmt: skip
 
-DESIGNS = (TEXT_AND_IMAGES, PADDING, SMALL_BATCHES)
+
+def _convolution(size: Size, seeds: Sequence[int]) -> dict[str, Sweep]:
+    base = digits_experiment(size).changed(model={"architecture": "plain-convolution", "dim": 32, "num_layers": 4})
+    axes: Axes = {"lr": list(size.rates), "seed": list(seeds)}
+    return {"norms": Sweep(base=base, axes={"norm": ["layer", "batch"], **axes}),
+            "none": Sweep(base=base, axes={"placement": ["none"], **axes})}  # fmt: skip
+
+
+def _read_convolution(found: Found) -> Evidence:
+    norms, none = found["norms"], found["none"]
+    arms = at_best_rate(norms.trials, norms.loss, lambda t: f"convolution, {t.axes['norm']}")
+    return Evidence(
+        arms={"convolution": {**arms, **at_best_rate(none.trials, none.loss, lambda _: "convolution, none")}}
+    )
+
+
+CONVOLUTION = Trained(
+    name="convolution",
+    about=("Digits, four 3 x 3 convolutions of 32 channels without residual sums, a norm between convolution and activation: BatchNorm, LayerNorm of each pixel's channels, none; each at its best rate",
+           "手写数字，四层 3 × 3 卷积、32 通道、无残差，归一化在卷积与激活函数之间：BatchNorm、对每个像素各通道的 LayerNorm、无归一化；各取最佳学习率"),
+    sizes={"default": Size(seeds=4, steps=250, rates=(1e-3, 3e-3))},
+    sweeps=_convolution, read=_read_convolution,
+)  # fmt: skip
+
+DESIGNS = (TEXT_AND_IMAGES, SMALL_BATCHES, CONVOLUTION)

@@ -59,11 +59,12 @@ CLAIMS = (
         id="C20", source="S0", kind="empirical",
         says=("Pre-norm adds width without being asked and loses depth", "前置归一化无形中增加了宽度、降低了深度"),
         how=("How far each of eight trained blocks turns the residual stream, and the loss without it: deep ones against the first", "训练后八个块各把残差流转动多少、去掉后损失如何：深层块比首块"),
-        designs=("effective-depth",),
+        designs=("effective-depth", "inside"),
         checks=(
             Check(quantity="angle of last over first, pre", most=0.7, what=("pre-norm: angle of the last block over the first's", "前置归一化：末块角度比首块角度")),
             Check(quantity="drop of deep over first, pre", most=0.5, what=("pre-norm: harm of leaving out a deep block over that of the first", "前置归一化：去掉深层块的损害比去掉首块")),
             Check(quantity="angle of last over first, post", least=0.7, core=False, what=("post-norm: angle of the last block over the first's", "后置归一化：末块角度比首块角度")),
+            Check(quantity="parallel blocks, pre", against="parallel blocks, post", most=0.0, margin=0.05, core=False, what=("width: harm of running two neighbouring blocks side by side, pre minus post, nats per byte", "宽度：相邻两块并行的损害，前置减后置，奈特/字节")),
         ),
         literature=("Sun et al. 2025 (arXiv 2502.05795) call it the curse of depth: deep blocks of Pre-LN models can be left out.", "Sun 等 2025（arXiv 2502.05795）称之为深度诅咒：Pre-LN 模型的深层块可以去掉。"),
     ),
@@ -75,14 +76,16 @@ CLAIMS = (
         checks=(Check(quantity="deep", against="wide", most=0.0, margin=0.02, what=("8 x 48 minus 2 x 96, nats per byte", "8 × 48 减 2 × 96，奈特/字节")),),
     ),
     Claim(
-        id="C22", source="S0", kind="exact",
+        id="C22", source="S0", kind="empirical",
         says=("Every post-norm weakens the identity branch once more", "后置归一化每归一化一次，就削弱一次恒等分支"),
-        how=("What is left of the input after l post-norms when branches are independent and of variance 1: regression on the input, against 2^(-l/2)", "残差分支独立且方差为 1 时，经 l 次后置归一化还剩多少输入：对输入回归，与 2^(−l/2) 相比"),
+        how=("What is left of the input after l post-norms when branches are independent and of variance 1: regression on the input, against 2^(-l/2); and in trained models, post-norm against pre-norm", "残差分支独立且方差为 1 时，经 l 次后置归一化还剩多少输入：对输入回归，与 2^(−l/2) 相比；以及训练好的模型，后置对前置"),
         measure=structure.identity_weight,
+        designs=("inside",),
         checks=(
             Check(quantity="largest_step", most=0.75, what=("largest weight left by one more norm", "再归一化一次后剩余权重之比的最大值")),
             Check(quantity="after_8", least=0.05, most=0.075, what=("weight after 8 norms (theory 1/16)", "8 次之后的权重（理论值 1/16）")),
             Check(quantity="worst_ratio_to_theory", most=0.2, what=("largest distance from 2^(-l/2), in powers of two, up to 8 norms", "8 次以内与 2^(−l/2) 的最大差距，以 2 的幂计")),
+            Check(quantity="identity left, post", against="identity left, pre", most=0.0, margin=0.1, core=False, what=("trained: cosine of the last state with the first, post minus pre", "训练后：末层状态与首层输入的余弦，后置减前置")),
         ),
     ),
     Claim(

@@ -19,16 +19,22 @@ CLAIMS = (
     Claim(
         id="C25", source="S1", kind="empirical",
         says=("BatchNorm suits large batches and most networks, convolutional ones above all", "BatchNorm 适合大批量和大多数网络，尤其是卷积网络"),
-        how=("Digits with batches of 32: BatchNorm against LayerNorm", "手写数字，批大小 32：BatchNorm 与 LayerNorm 相比"),
-        designs=("small-batches",),
-        checks=(Check(quantity="batch, 32 images", against="layer, 32 images", most=0.0, margin=0.03, what=("BatchNorm minus LayerNorm at 32 images, nats per image", "批大小 32：BatchNorm 减 LayerNorm，奈特/图像")),),
+        how=("Digits with batches of 32: BatchNorm against LayerNorm, in a Transformer and in a convolutional net", "手写数字，批大小 32：BatchNorm 与 LayerNorm 相比，Transformer 与卷积网络"),
+        designs=("small-batches", "convolution"),
+        checks=(
+            Check(quantity="batch, 32 images", against="layer, 32 images", most=0.0, margin=0.03, what=("BatchNorm minus LayerNorm at 32 images, nats per image", "批大小 32：BatchNorm 减 LayerNorm，奈特/图像")),
+            Check(quantity="convolution, batch", against="convolution, layer", most=0.0, margin=0.03, core=False, what=("convolutions: BatchNorm minus LayerNorm, nats per image", "卷积网络：BatchNorm 减 LayerNorm，奈特/图像")),
+        ),
     ),
     Claim(
         id="C26", source="S1", kind="empirical",
         says=("Transformers use LayerNorm in order to keep the tokens' positions", "Transformer 用层归一化是为了保留词元的位置信息"),
         how=("A linear probe reads the position from the states of trained models with LayerNorm and with BatchNorm", "训练后分别从 LayerNorm 与 BatchNorm 模型的状态里用线性探针读出位置"),
         designs=("position",),
-        checks=(Check(quantity="position, layer", against="position, batch", least=0.0, margin=0.05, what=("share of variance of the position that is read: LayerNorm minus BatchNorm", "能读出的位置方差比例：LayerNorm 减 BatchNorm")),),
+        checks=(
+            Check(quantity="position, layer", against="position, batch", least=0.0, margin=0.05, what=("share of tokens whose position is named behind the norms: LayerNorm minus BatchNorm", "归一化之后能读对位置的词元比例：LayerNorm 减 BatchNorm")),
+            Check(quantity="position kept, batch", most=0.0, margin=0.02, core=False, what=("BatchNorm: share behind a norm minus share in front of it (if it lost positions: below 0)", "BatchNorm：归一化之后减之前的比例（若会丢失位置，应小于 0）")),
+        ),
         literature=("No source was found for it. In evaluation BatchNorm is an invertible map of each feature and loses nothing; LayerNorm drops two numbers per token (C91, C95).", "没有找到出处。评估时 BatchNorm 是逐特征的可逆映射，什么也不丢；LayerNorm 每个词元丢掉两个数（C91、C95）。"),
     ),
     Claim(
@@ -77,8 +83,8 @@ CLAIMS = (
     Claim(
         id="C31", source="S1", kind="empirical",
         says=("Normalizing padding does harm", "对填充部分做归一化有负面影响"),
-        how=("Docstrings with padding: how far batch statistics lie from their average, with padding counted and left out; and the loss of BatchNorm with both", "带填充的文档字符串：把填充算进去与不算时，批统计量离其平均的距离；以及 BatchNorm 两种做法的损失"),
-        designs=("padding",),
+        how=("Lines with padding: how far batch statistics lie from their average, with padding counted and left out; and the loss of BatchNorm with both", "带填充的文本行：把填充算进去与不算时，批统计量离其平均的距离；以及 BatchNorm 两种做法的损失"),
+        designs=("batch-statistics", "hidden-bytes"),
         checks=(
             Check(quantity="drift, padded over real", least=0.0, margin=0.02, what=("log2 of the mean's distance, padding counted over left out", "均值距离之比的对数 log2，算填充比不算填充")),
             Check(quantity="padding counted", against="padding masked", least=0.0, margin=0.01, core=False, what=("held-out loss of BatchNorm, padding counted minus masked", "BatchNorm 的留出损失，算填充减不算填充")),
@@ -110,11 +116,12 @@ CLAIMS = (
     Claim(
         id="C35", source="S1", kind="empirical",
         says=("The smaller the batch, the worse BatchNorm", "批大小越小，BatchNorm 的效果越差"),
-        how=("Digits, the same number of images seen: BatchNorm with batches of 2, 8 and 32", "手写数字，看过的图像总数相同：BatchNorm，批大小 2、8、32"),
-        designs=("small-batches",),
+        how=("Digits, the same number of images seen: BatchNorm with batches of 2, 8 and 32; and whether its statistics fluctuate less in larger ones", "手写数字，看过的图像总数相同：BatchNorm，批大小 2、8、32；以及批越大统计量是否越稳"),
+        designs=("small-batches", "batch-statistics"),
         checks=(
             Check(quantity="batch, 2 images", against="batch, 8 images", least=0.0, margin=0.02, what=("loss at 2 minus at 8, nats per image", "批大小 2 减 8 的损失，奈特/图像")),
             Check(quantity="batch, 8 images", against="batch, 32 images", least=0.0, margin=0.02, core=False, what=("loss at 8 minus at 32, nats per image", "批大小 8 减 32 的损失，奈特/图像")),
+            Check(quantity="drift against batch size", most=-0.25, core=False, what=("distance of batch means from their average against the batch size, log-log slope (sampling noise: -0.5)", "批均值离其平均的距离随批大小变化的双对数斜率（抽样噪声为 −0.5）")),
         ),
     ),
 )  # fmt: skip

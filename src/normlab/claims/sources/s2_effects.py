@@ -18,28 +18,37 @@ CLAIMS = (
         literature=("Santurkar et al. 2018 (abstract): stability of input distributions has little to do with BatchNorm's success; a smoother loss has.", "Santurkar 等 2018（摘要）：输入分布的稳定与 BatchNorm 的成功关系不大，起作用的是更平滑的损失。"),
     ),
     Claim(
-        id="C53", source="S2", kind="exact",
+        id="C53", source="S2", kind="empirical",
         says=("Values end up in about [-2, 2]", "数值被缩放到 [−2, 2] 左右"),
-        how=("Share of values within 2 behind LayerNorm of normal rows; the largest value that a row of 768 can give", "正态分布的行经 LayerNorm 后落在 ±2 内的比例；768 维的行可能给出的最大值"),
+        how=("Share of values within 2 behind LayerNorm of normal rows; the largest value that a row of 768 can give; and the share in trained models", "正态分布的行经 LayerNorm 后落在 ±2 内的比例；768 维的行可能给出的最大值；以及训练好的模型里的比例"),
         measure=moments.gaussian_range,
+        designs=("inside",),
         checks=(
             Check(quantity="share_within_2", least=0.95, what=("share within 2, normal rows", "正态分布的行落在 ±2 内的比例")),
             Check(quantity="largest_possible", most=2.0, core=False, what=("largest possible value, sqrt(d - 1)", "可能的最大值，√(d − 1)")),
+            Check(quantity="within two, mean norm", least=0.9, core=False, what=("share within 2 in trained models, mean of their norms", "训练好的模型里落在 ±2 内的比例，各归一化平均")),
+            Check(quantity="within two, lowest norm", least=0.9, core=False, what=("share within 2 in trained models, the norm with the lowest", "训练好的模型里落在 ±2 内的比例，最低的归一化")),
         ),
     ),
     Claim(
         id="C54", source="S2", kind="empirical",
         says=("LayerNorm allows a larger learning rate", "LayerNorm 允许使用更大的学习率"),
         how=("The largest rate on a grid that still trains, LayerNorm against none, AdamW and SGD", "网格上仍能训练的最大学习率，LayerNorm 对无归一化，AdamW 与 SGD"),
-        designs=("rates",),
-        checks=(Check(quantity="largest rate, adam", least=0.0, margin=0.3, what=("AdamW: log10 of the largest rates, LayerNorm over none", "AdamW：最大学习率之比的对数 log10，LayerNorm 比无归一化")),),
+        designs=("rates", "rates-sgd"),
+        checks=(
+            Check(quantity="largest rate, adam", least=0.0, margin=0.3, what=("AdamW: log10 of the largest rates, LayerNorm over none", "AdamW：最大学习率之比的对数 log10，LayerNorm 比无归一化")),
+            Check(quantity="largest rate, sgd", least=0.0, margin=0.3, what=("SGD: log10 of the largest rates, LayerNorm over none", "SGD：最大学习率之比的对数 log10，LayerNorm 比无归一化")),
+        ),
     ),
     Claim(
         id="C55", source="S2", kind="empirical",
         says=("LayerNorm makes training converge faster", "LayerNorm 使训练收敛更快"),
-        how=("Loss after the same number of steps, each at its best rate", "相同步数后的损失，各取最佳学习率"),
+        how=("Loss after the same number of steps, and steps to a training loss half a nat below a blind predictor's, each at its best rate", "相同步数后的损失，以及训练损失比盲预测器低半个奈特所需的步数，各取最佳学习率"),
         designs=("rates",),
-        checks=(Check(quantity="layer, best rate", against="none, best rate", most=0.0, margin=0.02, what=("LayerNorm minus none, nats per byte", "LayerNorm 减无归一化，奈特/字节")),),
+        checks=(
+            Check(quantity="layer, best rate", against="none, best rate", most=0.0, margin=0.02, what=("LayerNorm minus none, nats per byte", "LayerNorm 减无归一化，奈特/字节")),
+            Check(quantity="steps to target, layer over none", most=0.0, margin=0.15, what=("log2 of the steps, LayerNorm over none (a tenth fewer: -0.15)", "步数之比的对数 log2，LayerNorm 比无归一化（少一成为 −0.15）")),
+        ),
     ),
     Claim(
         id="C56", source="S2", kind="empirical",
@@ -107,12 +116,13 @@ CLAIMS = (
     Claim(
         id="C71", source="S2", kind="empirical",
         says=("Faster convergence, smoother gradients, better generalization, less training time", "收敛更快、梯度更顺畅、泛化更好、训练时间更短"),
-        how=("Loss after the same steps; range of the loss along the gradient; gap at matched training loss", "相同步数后的损失；沿梯度方向损失的范围；训练损失相同时的差距"),
+        how=("Loss after the same steps; range of the loss along the gradient; gap at matched training loss; steps to a training loss", "相同步数后的损失；沿梯度方向损失的范围；训练损失相同时的差距；达到同一训练损失的步数"),
         designs=("rates", "landscape", "matched-gap"),
         checks=(
             Check(quantity="layer, best rate", against="none, best rate", most=0.0, margin=0.02, what=("faster: LayerNorm minus none, nats per byte", "更快：LayerNorm 减无归一化，奈特/字节")),
             Check(quantity="loss range, layer over none", most=0.0, what=("smoother: log10 of the loss range along the gradient, LayerNorm over none", "更平滑：沿梯度损失范围之比的对数 log10，LayerNorm 比无归一化")),
             Check(quantity="layer, gap", against="none, gap", most=0.0, margin=0.02, core=False, what=("generalization: gap with minus without, nats per image", "泛化：有减无的差距，奈特/图像")),
+            Check(quantity="steps to target, layer over none", most=0.0, margin=0.15, core=False, what=("less training: log2 of the steps to a training loss, LayerNorm over none", "训练更短：达到同一训练损失的步数之比的对数 log2，LayerNorm 比无归一化")),
         ),
     ),
 )  # fmt: skip

@@ -87,8 +87,11 @@ CLAIMS = (
         id="C81", source="S3", kind="empirical",
         says=("LayerNorm can be used in any layer, convolutions and recurrent ones included", "LayerNorm 可用于任何层，包括卷积层和循环层"),
         how=("A small convolutional net and a small recurrent one: LayerNorm against none", "小型卷积网络与小型循环网络：LayerNorm 对无归一化"),
-        designs=("recurrent",),
-        checks=(Check(quantity="recurrent, layer", against="recurrent, none", most=0.0, margin=0.01, what=("recurrent: LayerNorm minus none, nats per byte", "循环模型：LayerNorm 减无归一化，奈特/字节")),),
+        designs=("recurrent", "convolution"),
+        checks=(
+            Check(quantity="recurrent, layer", against="recurrent, none", most=0.0, margin=0.01, what=("recurrent: LayerNorm minus none, nats per byte", "循环模型：LayerNorm 减无归一化，奈特/字节")),
+            Check(quantity="convolution, layer", against="convolution, none", most=0.0, margin=0.02, what=("convolutions: LayerNorm minus none, nats per image", "卷积网络：LayerNorm 减无归一化，奈特/图像")),
+        ),
     ),
     Claim(
         id="C82", source="S3", kind="definition",
