@@ -12,6 +12,7 @@ from normlab import answer, lab, runs
 from normlab.lab import Experiment, Sweep, checked
 from normlab.lab import sweep as sweeps
 from normlab.lab.equal import equalized
+from normlab.lab.growth import extended, more_seeds
 from normlab.lab.tasks import find_task
 from normlab.lab.work import Work
 
@@ -118,3 +119,31 @@ def test_the_verdict_says_what_was_equal():
     assert any("样本相等（30 到 480 步）" in s for s in found.verdict.zh)
     plain = sweep_of(norms=("layer",))
     assert any("task text, 200 steps" in s for s in planted_answer(plain, trials_of(plain, noise=0.01)).verdict.en)
+
+
+def trained_to_the_end(sweep, folder):
+    """Every trial that becomes due, one after the other; their names."""
+    ran = []
+    while missing := lab.plan(sweep, folder, 1, estimate=False).missing:
+        for trial in missing:
+            lab.train(trial.experiment, runs.trial_folder(folder, trial.name))
+            ran.append(trial.name)
+    return ran
+
+
+def test_a_sweep_that_grows_gives_its_new_cells_and_seeds_equal_samples_too(tmp_path):
+    base = BASE.changed(steps=4)
+    axes = {"batch_size": [8, 32], "lr": [1e-2, 3e-2], "seed": [0, 1]}
+    small = equalized(checked(Sweep(base=base, axes=axes)), "samples")
+    assert len(trained_to_the_end(small, tmp_path)) == 8
+    before = {p: p.read_bytes() for p in (tmp_path / "trials").rglob("run.json")}
+    grown = extended(tmp_path, {"batch_size": [4], "seed": more_seeds(small, 3)})
+    assert grown.equal == "samples" and grown.looks == (2,) and grown.first_seeds == 2
+    assert {t.cell: t.experiment.steps for t in grown.trials()} == {"8": 8, "32": 2, "4": 16}
+    ran = trained_to_the_end(grown, tmp_path)
+    assert len(ran) == 2 + 5, "one seed more at the best rate of two cells; two seeds at two rates and one more of the new one"
+    assert {p: p.read_bytes() for p in before} == before
+    found = answer.read(tmp_path)
+    assert found.complete and {t.samples for t in found.trials} == {64.0} and len(found.trials) == 15
+    assert found.equal == "samples" and {c.name: (c.steps, c.n) for c in found.cells} == {"8": (8, 3), "32": (2, 3), "4": (16, 3)}
+    assert any("equal samples (2 to 16 steps)" in s for s in found.verdict.en)
