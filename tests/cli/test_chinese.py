@@ -30,7 +30,9 @@ def fields(text):
 def test_both_languages_hold_the_same_facts(table):
     for key, (en, zh) in table.items():
         assert fields(en) == fields(zh), key
-        assert not CHINESE.search(en) and (CHINESE.search(zh) or not re.search("[a-z]", re.sub(r"{[^}]*}", "", en))), key
+        assert not CHINESE.search(en) and (CHINESE.search(zh) or not re.search("[a-z]", re.sub(r"{[^}]*}", "", en))), (
+            key
+        )
 
 
 def test_outcomes_have_the_reports_words():
@@ -56,7 +58,9 @@ def test_no_line_of_a_comparison_is_english(tmp_path, monkeypatch, capsys):
     code, said = compared(monkeypatch, capsys, tmp_path / "s", "zh", "--until", "decided", "--time-limit", "10m")
     assert code == 0
     lines = [line for line in (said.out + said.err).splitlines() if re.search("[A-Za-z]{3}", line)]
-    plain = [line for line in lines if not CHINESE.search(line) and not re.match(r"^ +\d*=? *(layer|rms)/pre\*? ", line)]
+    plain = [
+        line for line in lines if not CHINESE.search(line) and not re.match(r"^ +\d*=? *(layer|rms)/pre\*? ", line)
+    ]
     assert not [line for line in plain if not re.search("[━─│]", line)], plain
     for words in ("2 个组合 x 1 个学习率 x 3 个种子 = 6 次试验，每次 3 步，任务 text", "拒绝运行：instance/pre：", "预计时间：", "目录：",
                   "6/6 rms-pre-lr0.001-seed2：损失 2.3", "；还剩 0 秒", "已有定论：每个组合都与最佳者分得出高下"):  # fmt: skip
@@ -85,17 +89,28 @@ def test_what_happens_to_a_trial_is_told_in_the_language():
         heard[lang] = lines
     name = trials[0].name
     assert heard["zh"][:2] == [f"{name}：它没了", f"{name}：only English"] and heard["en"][0] == f"{name}: it is gone"
-    assert heard["zh"][2] == f"1/2 {name}：发散：太高；还剩 1 秒" and heard["en"][2] == f"1/2 {name}: diverged: too high; 1 s left"
+    assert (
+        heard["zh"][2] == f"1/2 {name}：发散：太高；还剩 1 秒"
+        and heard["en"][2] == f"1/2 {name}: diverged: too high; 1 s left"
+    )
     assert heard["zh"][3] == f"2/2 {trials[1].name}：出错：x is no y"
     assert ending(diverged) == "diverged: too high"
 
 
 def test_a_plan_in_chinese():
     refused = Refused(axes={"norm": "instance"}, reason="no", reason_zh="不行")
-    sweep = Sweep(axes={"norm": ["layer", "rms"], "lr": [1e-3, 1e-2], "seed": [0, 1, 2]}, first_seeds=2, refused=(refused,))
+    sweep = Sweep(
+        axes={"norm": ["layer", "rms"], "lr": [1e-3, 1e-2], "seed": [0, 1, 2]}, first_seeds=2, refused=(refused,)
+    )
     plan = Plan(sweep, None, {"a": Result()}, sweep.trials()[:4], 2, seconds=75.0, later=3)
     text = told.told(plan, "zh")
-    for words in ("2+1 个种子 = 至多 8 次试验", "同时跑 2 次", "其余各跑 2 个种子；每个组合的最佳学习率跑 3 个", "其中 1 次已完成", "预计时间：1 分 15 秒", "：不行"):
+    for words in (
+        "2+1 个种子 = 至多 8 次试验",
+        "同时跑 2 次",
+        "其余各跑 2 个种子；每个组合的最佳学习率跑 3 个",
+        "其中 1 次已完成",
+        "预计时间：1 分 15 秒",
+        "：不行",
+    ):
         assert words in text, words
     assert str(plan) == told.told(plan, "en") and not CHINESE.search(str(plan))
-

@@ -211,7 +211,9 @@ def test_the_same_bits_as_the_local_engine(locally, on_nodes):
 
 def test_further_seeds_go_to_the_best_rates_as_they_do_locally(connection, tmp_path):
     """Seeds 3+2, then two more: what becomes due while a cluster works is what a pool would run, to the bit."""
-    small = replace(text_sweep(), axes={**text_sweep().axes, "lr": [1e-3, 1e-2], "seed": [0, 1, 2, 3, 4]}, first_seeds=3)
+    small = replace(
+        text_sweep(), axes={**text_sweep().axes, "lr": [1e-3, 1e-2], "seed": [0, 1, 2, 3, 4]}, first_seeds=3
+    )
     engines = {"nodes": Cluster(address=connection), "local": Pool(2)}
     for name, engine in engines.items():
         told = ran(small, tmp_path / name, engine)
@@ -221,7 +223,9 @@ def test_further_seeds_go_to_the_best_rates_as_they_do_locally(connection, tmp_p
     found = {name: {p.name: Run(p).info["result"] for p in (tmp_path / name / TRIALS).iterdir()} for name in engines}
     assert found["nodes"].keys() == found["local"].keys() and len(found["nodes"]) == 20
     for name, result in found["nodes"].items():
-        assert (result["outcome"], result["loss"], result["curve"]) == tuple(found["local"][name][k] for k in ("outcome", "loss", "curve"))
+        assert (result["outcome"], result["loss"], result["curve"]) == tuple(
+            found["local"][name][k] for k in ("outcome", "loss", "curve")
+        )
     answers = [answer.read(tmp_path / name) for name in engines]
     assert all(a.complete for a in answers) and len({a.verdict.en[0] for a in answers}) == 1
     assert {c.n for c in answers[0].cells} == {7}
