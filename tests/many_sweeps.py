@@ -41,6 +41,25 @@ def pairs_of(k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.triu_indices(k, 1)
 
 
+def arm_variances(spread: np.ndarray, k: int) -> np.ndarray:
+    """Of the pairs' variances (sweeps, pairs): the arms' (sweeps, arms). Closed form; where that falls below zero, arm after arm."""
+    if k == 2:
+        return np.repeat(spread / 2, 2, axis=1)
+    a, b = pairs_of(k)
+    of_pair = np.zeros((len(spread), k, k))
+    of_pair[:, a, b] = of_pair[:, b, a] = spread
+    sums = of_pair.sum(axis=2)
+    found = (sums - sums.sum(axis=1, keepdims=True) / (2 * (k - 1))) / (k - 2)
+    below = (found < 0).any(axis=1)
+    sums, fitted = sums[below], np.maximum(found[below], 0)
+    for _ in range(15):
+        for arm in range(k):
+            others = fitted.sum(axis=1) - fitted[:, arm]
+            fitted[:, arm] = np.maximum((sums[:, arm] - others) / (k - 1), 0)
+    found[below] = fitted
+    return found
+
+
 def intervals(x: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
     """Of values (sweeps, arms, seeds): (means, half widths), each (sweeps, pairs)."""
     _, k, n = x.shape
@@ -53,7 +72,8 @@ def intervals(x: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarra
         v = np.where(np.isinf(shrink), pooled, (shrink * pooled + (n - 1) * spread) / (shrink + n - 1))
     freedom = np.clip(shrink + n - 1, 1.0, residual)
     q = np.exp(np.interp(np.log(freedom), np.log(NODES), np.log(_quantiles(level, k))))
-    own = stats.t.ppf((1 + level) / 2, n - 1) * np.sqrt(spread / n)
+    arms = arm_variances(spread, k)
+    own = stats.t.ppf((1 + level) / 2, n - 1) * np.sqrt((arms[:, a] + arms[:, b]) / n)
     return mean, np.maximum(q * np.sqrt(v / (2 * n)), own)
 
 

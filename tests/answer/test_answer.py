@@ -64,7 +64,10 @@ def test_the_verdict_says_where_training_breaks_and_where_the_grid_ends():
     sweep = sweep_of(placements=("pre", "post", "none"))
     found = check(answer(sweep, trials_of(sweep, loss)))
     en = " ".join(found.verdict.en)
-    assert "Training breaks above 0.0003: layer/post, rms/post. No rate trained every seed: layer/none, rms/none." in en
+    assert (
+        "Training breaks above 0.0003: layer/post, rms/post; no rate trained every seed: layer/none, rms/none; best at the edge"
+        in en
+    )
     assert "widen --lr): lowest rate: layer/post, rms/post; highest rate: layer/pre, rms/pre." in en
     cells = cells_of(found)
     assert cells["layer/post"].largest_stable_lr == 3e-4 and cells["layer/post"].divergence_rate == pytest.approx(2 / 3)
@@ -162,7 +165,8 @@ def test_nothing_finished_everything_broken_everything_failed():
         "give more --steps."
     ]
     slow = check(answer(sweep, trials_of(sweep, lambda n, p, lr: "untrained" if p == "post" else 2.3)))
-    assert "No rate trained every seed: layer/post, rms/post (losses still falling: more --steps)." in slow.verdict.en
+    said = " ".join(slow.verdict.en)
+    assert "No rate trained every seed: layer/post, rms/post (losses still falling: more --steps); best at" in said
     assert not any("breaks" in s or "failed" in s for s in slow.verdict.en)
     failed = check(answer(sweep, [{**t, "error": "ImportError: x"} for t in trials_of(sweep, lambda *_: "failed")]))
     assert not failed.complete and len(failed.verdict.en) == 1 and "36 failed" in failed.verdict.en[0]

@@ -171,7 +171,7 @@ def test_rounds_of_seeds_until_it_is_decided(tmp_path, engine, capsys):
     )
     assert f"decided with {len(sweep.axes['seed'])} seeds: every cell is told apart from the best" in said
     summary = json.loads((tmp_path / "s/summary.json").read_text())
-    assert summary["cells"][1]["behind_best"]["decided"] and summary["wrong"] < 0.05
+    assert summary["cells"][1]["behind_best"]["decided"] and summary["wrong"] == 0.05
 
 
 def test_an_effect_that_is_clear_takes_one_look_and_none_ends_with_the_time(tmp_path, engine, capsys):

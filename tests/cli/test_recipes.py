@@ -9,6 +9,9 @@ import pytest
 from normlab import cli
 from normlab.cli import compare
 from normlab.cli.recipes import RECIPES
+from normlab.lab import Sweep
+from normlab.report.html import PAGE
+from normlab.runs import read_summary
 
 
 def asked(*words) -> tuple[argparse.Namespace, object]:
@@ -27,6 +30,31 @@ def test_a_recipe_is_the_command_line_it_stands_for(name, tmp_path, capsys):
     assert RECIPES[name].question[0] in capsys.readouterr().out
     assert 2 <= len(by_name.cells()) <= 8
     assert len(by_name.cells()) * (3 * len(by_name.axes["lr"]) + 2) <= 75  # a few minutes, with 3+2 seeds
+
+
+TOY = [
+    "--seeds", "2+1", "--set", "dim=16", "--set", "num_heads=2", "--set", "held_out=40", "--set", "evaluations=2",
+    "--workers", "1",
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_to_its_end(name, tmp_path, capsys):
+    """Smaller, with fewer seeds; the cells, the rates and the steps are the recipe's own."""
+    folder = tmp_path / "a"
+    assert cli.main(["compare", "--recipe", name, *TOY, "--out", str(folder)]) == 0
+    said, sweep = capsys.readouterr().out, Sweep.read(folder)
+    _, own = asked("--recipe", name, "--out", str(tmp_path / "b"))
+    assert sweep.axes["lr"] == own.axes["lr"] and sweep.cells() == own.cells()
+    found = read_summary(folder)
+    assert (
+        found.complete and not any(t.outcome == "failed" for t in found.trials) and len(found.cells) == len(own.cells())
+    )
+    assert found.baseline == RECIPES[name].options[-1] and 1 <= len(found.verdict.en) <= 14
+    if sweep.base.task == "text":  # hidden bytes take more steps than these
+        assert any(c.mean is not None for c in found.cells) and found.verdict.en[0].startswith("Use ")
+    assert (folder / PAGE).stat().st_size > 10_000 and f"report: {folder / PAGE}" in said
 
 
 def test_options_beside_a_recipe_replace_its_own(tmp_path):

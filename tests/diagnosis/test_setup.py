@@ -189,6 +189,10 @@ def test_a_recorded_final_norm_is_believed(tmp_path):
 def test_a_diagnosis_in_chinese(tmp_path):
     folder = write(tmp_path / "a", lambda step: {**flat(step), "output_spread": {"model": 0.05}})
     text = str(diagnose(folder, language="zh"))
-    assert "constant-answer" in text and "目标似乎与输入无关" in text and "第 41 到 60 步" in text
+    assert (
+        "警告：答案不随输入变化（constant-answer）" in text
+        and "目标似乎与输入无关" in text
+        and "第 41 到 60 步" in text
+    )
     with pytest.raises(ValueError, match="speaks en or zh, not 'fr'"):
         diagnose(folder, language="fr")

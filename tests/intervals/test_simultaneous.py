@@ -9,10 +9,17 @@ import statistics
 import many_sweeps
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from normlab.intervals import MOST_SEEDS, Differences, decided, equivalent, range_quantile, t_quantile
-from normlab.intervals.simultaneous import _near_quantile, digamma, prior_freedom, trigamma, trigamma_inverse
+from normlab.intervals.simultaneous import (
+    _near_quantile,
+    arm_variances,
+    digamma,
+    prior_freedom,
+    trigamma,
+    trigamma_inverse,
+)
 
 
 def table(values) -> dict[str, dict[int, float]]:
@@ -48,13 +55,39 @@ def test_two_arms_are_a_paired_t_test():
     assert found.p == pytest.approx(want.pvalue, abs=1e-9)
 
 
+def design(k: int) -> np.ndarray:
+    """(pairs, arms): which arms a pair is made of."""
+    return np.array([[arm in pair for arm in range(k)] for pair in itertools.combinations(range(k), 2)], float)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("k", [2, 3, 5, 9])
+def test_arms_variances_are_the_nearest_that_are_none_below_zero(k, whole):
+    seen_zero = False
+    for seed in range(12):
+        draw = np.random.default_rng([seed, k])
+        x, weights = drawn(seed, k, 4, spread=np.geomspace(0.2, 3, k)), draw.integers(1, 6, k * (k - 1) // 2)
+        pairs = list(itertools.combinations(range(k), 2))
+        kept = [i for i in range(len(pairs)) if whole or i % 4 != 1]
+        spreads = np.array([statistics.variance(x[a] - x[b]) for a, b in pairs])
+        rows = np.sqrt(weights)[:, None] * design(k)
+        want, _ = optimize.nnls(rows[kept], (np.sqrt(weights) * spreads)[kept])
+        found = arm_variances({(f"arm{pairs[i][0]}", f"arm{pairs[i][1]}"): (spreads[i], int(weights[i])) for i in kept})
+        for a, b in (pairs[i] for i in kept):  # single arms follow from their sums only where three are compared
+            assert found[f"arm{a}"] + found[f"arm{b}"] == pytest.approx(want[a] + want[b], rel=1e-6, abs=1e-9)
+        seen_zero = seen_zero or (k > 2 and min(found.values()) == 0)
+    assert seen_zero == (k > 2)
+
+
 def test_where_pairs_agree_it_is_tukeys_in_blocks():
     x = next(x for seed in range(50) if math.isinf(Differences(table(x := drawn(seed, 4, 30))).prior))
     found = Differences(table(x))
-    for a, b in itertools.combinations(range(4), 2):
+    pairs = list(itertools.combinations(range(4), 2))
+    own_of, _ = optimize.nnls(design(4), np.array([statistics.variance(x[a] - x[b]) for a, b in pairs]))
+    for a, b in pairs:
         d = found.between(f"arm{a}", f"arm{b}")
         tukey = stats.studentized_range.ppf(0.95, 4, 3 * 29) * math.sqrt(found.pooled / 60)
-        own = stats.t.ppf(0.975, 29) * statistics.stdev(x[a] - x[b]) / math.sqrt(30)
+        own = stats.t.ppf(0.975, 29) * math.sqrt((own_of[a] + own_of[b]) / 30)
         assert (d.high - d.low) / 2 == pytest.approx(max(tukey, own), rel=1e-6)
 
 
@@ -118,8 +151,9 @@ def test_seeds_needed_would_decide():
     found = Differences(table(drawn(21, 3, 4, effect=[0, 0, 1.5])))
     d, needed = found.between("arm2", "arm0"), found.seeds_needed("arm2", "arm0")
     assert not decided(d) and 4 < needed.about < 60
-    spread = statistics.variance(found.paired("arm2", "arm0"))
-    wide = [found._half_width_at(spread, 4, n) for n in (needed.about - 1, needed.about)]
+    variance, _ = found._shrunk(statistics.variance(found.paired("arm2", "arm0")), 4)
+    own = found.own["arm2"] + found.own["arm0"]
+    wide = [found._half_width_at(variance, own, n) for n in (needed.about - 1, needed.about)]
     assert wide[1] < abs(d.mean) <= wide[0]
     assert needed.low < needed.about < needed.high
     assert Differences({"a": {0: 1.0, 1: 2.0}, "b": {0: 1.0, 1: 2.0}}).seeds_needed("a", "b") is None
@@ -175,7 +209,7 @@ def test_many_sweeps_at_once_are_the_same_procedure(k, n, spread):
 
 def allowed(spread: str) -> float:
     """Share of sweeps with a false decision: the goal."""
-    return 0.10 if spread == "one noisy" else 0.07
+    return 0.08 if spread == "one noisy" else 0.07
 
 
 @pytest.mark.parametrize("spread", many_sweeps.SPREADS)

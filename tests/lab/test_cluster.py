@@ -14,12 +14,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from normlab import answer
 from normlab.lab import Experiment, Pool, StorageFailed, Sweep, plan, run
 from normlab.lab.cluster import Cluster
+from normlab.lab.growth import extended, more_seeds
 from normlab.lab.pool import RETRIES
 from normlab.runs import TRIALS, Result, Run
 
@@ -204,6 +207,28 @@ def test_the_same_bits_as_the_local_engine(locally, on_nodes):
     assert told.names("lost") == []
     for name, result in told.results().items():
         assert result.to_dict() == Run(folder / TRIALS / name).info["result"]
+
+
+def test_further_seeds_go_to_the_best_rates_as_they_do_locally(connection, tmp_path):
+    """Seeds 3+2, then two more: what becomes due while a cluster works is what a pool would run, to the bit."""
+    (tmp_path / "meeting").mkdir()
+    own = own_sweep(tmp_path / "meeting", ["calm", "plain"], 5)  # trained after seven steps, as text would not be
+    small = replace(own, axes={**own.axes, "lr": [1e-2, 1.2e-2]}, first_seeds=3)
+    engines = {"nodes": Cluster(address=connection), "local": Pool(2)}
+    for name, engine in engines.items():
+        told = ran(small, tmp_path / name, engine)
+        assert len(told.names("ended")) == len(set(told.names("ended"))) == 2 * (2 * 3 + 2)
+        larger = extended(tmp_path / name, {"seed": more_seeds(small, 7)})
+        assert larger.looks == (5,) and len(ran(larger, tmp_path / name, engine).names("ended")) == 2 * 2
+    found = {name: {p.name: Run(p).info["result"] for p in (tmp_path / name / TRIALS).iterdir()} for name in engines}
+    assert found["nodes"].keys() == found["local"].keys() and len(found["nodes"]) == 20
+    for name, result in found["nodes"].items():
+        assert (result["outcome"], result["loss"], result["curve"]) == tuple(
+            found["local"][name][k] for k in ("outcome", "loss", "curve")
+        )
+    answers = [answer.read(tmp_path / name) for name in engines]
+    assert all(a.complete for a in answers) and len({a.verdict.en[0] for a in answers}) == 1
+    assert {c.n for c in answers[0].cells} == {7}
 
 
 def test_text_goes_along_and_keeps_its_names(on_nodes):

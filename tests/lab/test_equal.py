@@ -12,6 +12,7 @@ from normlab import answer, lab, runs
 from normlab.lab import Experiment, Sweep, checked
 from normlab.lab import sweep as sweeps
 from normlab.lab.equal import equalized
+from normlab.lab.growth import extended, more_seeds
 from normlab.lab.tasks import find_task
 from normlab.lab.work import Work
 
@@ -118,3 +119,44 @@ def test_the_verdict_says_what_was_equal():
     assert any("样本相等（30 到 480 步）" in s for s in found.verdict.zh)
     plain = sweep_of(norms=("layer",))
     assert any("task text, 200 steps" in s for s in planted_answer(plain, trials_of(plain, noise=0.01)).verdict.en)
+
+
+def ended_at_once(sweep, folder):
+    """Every trial that becomes due, with a planted loss and as many samples as its steps see; their names."""
+    ran = []
+    while missing := lab.plan(sweep, folder, 1, estimate=False).missing:
+        for trial in missing:
+            e = trial.experiment
+            result = {
+                "outcome": "trained",
+                "loss": 2.0 + e.lr + 0.01 * e.seed,
+                "samples": float(e.steps * e.batch_size),
+            }
+            info = {"experiment": e.to_dict(), "task": {"blind": 3.3}}
+            runs.Writer(runs.trial_folder(folder, trial.name), info).close("finished", result=result)
+            ran.append(trial.name)
+    return ran
+
+
+def test_a_sweep_that_grows_gives_its_new_cells_and_seeds_equal_samples_too(tmp_path):
+    axes = {"batch_size": [8, 32], "lr": [1e-2, 3e-2], "seed": [0, 1]}
+    small = equalized(checked(Sweep(base=BASE.changed(steps=4), axes=axes)), "samples")
+    assert len(ended_at_once(small, tmp_path)) == 8
+    before = {p: p.read_bytes() for p in (tmp_path / "trials").rglob("run.json")}
+    grown = extended(tmp_path, {"batch_size": [4], "seed": more_seeds(small, 3)})
+    assert grown.equal == "samples" and grown.looks == (2,) and grown.first_seeds == 2
+    assert steps_of(grown) == {"8": 8, "32": 2, "4": 16}
+    assert set(ended_at_once(grown, tmp_path)) == {
+        "batch_size8-lr0.01-seed2", "batch_size32-lr0.01-seed2", *(f"batch_size4-lr{lr}-seed{s}" for lr in (0.01, 0.03) for s in (0, 1)),
+        "batch_size4-lr0.01-seed2",
+    }  # fmt: skip
+    assert {p: p.read_bytes() for p in before} == before
+    found = answer.read(tmp_path)
+    assert found.complete and {t.samples for t in found.trials} == {64.0} and len(found.trials) == 15
+    assert found.equal == "samples" and {c.name: (c.steps, c.n) for c in found.cells} == {
+        "8": (8, 3),
+        "32": (2, 3),
+        "4": (16, 3),
+    }
+    assert any("equal samples (2 to 16 steps)" in s for s in found.verdict.en)
+    assert steps_of(Sweep.read(tmp_path)) == steps_of(grown), "what was reckoned stands in the file"

@@ -13,7 +13,8 @@ from normlab import RunUnreadable
 from normlab.lab import Experiment, Message, Plan, Sweep, checked, plan, run
 from normlab.lab.batches import shares
 from normlab.lab.parts import task_of
-from normlab.lab.sweep import check_folder, duration, finished
+from normlab.lab.sweep import check_folder, finished
+from normlab.lab.told import duration
 from normlab.lab.work import START_SECONDS, Work, estimated
 from normlab.runs import Result, Writer
 

@@ -109,24 +109,38 @@ def why(answer: Summary) -> Iterator[Sentence]:
     if best is None:
         return
     behind = [c for c in answer.cells if c.behind_best and c.behind_best.decided and c.name != best.name]
-    others = [cells.get(str(answer.baseline)), behind[-1] if behind else None]
-    for other in dict.fromkeys(c.name for c in others if c is not None and c.name != best.name):
-        if parts := [*_differences(best, cells[other])]:
-            en, zh = joined(parts)
-            yield (f"What the probes show to differ between {best.name} and {other}: {en}",
-                   f"探针看到 {best.name} 与 {other} 的不同：{zh}")  # fmt: skip
+    wanted = [cells.get(str(answer.baseline)), behind[-1] if behind else None]
+    others = {c.name: c for c in wanted if c is not None and c.name != best.name}
+    told = {name: dict(_differing(name, best, others.values())) for name in SAID}
+    named = [cell for cell in others if any(cell in those for those in told.values())]
+    if named:
+        en, zh = joined([_of_trait(name, best, those, named) for name, those in told.items() if those])
+        yield (f"What the probes show to differ between {best.name} and {' or '.join(named)}: {en}",
+               f"探针看到 {best.name} 与 {'、'.join(named)} 的不同：{zh}")  # fmt: skip
 
 
-def _differences(best: Cell, other: Cell) -> Iterator[Sentence]:
-    for name, (en, zh, form) in SAID.items():
-        a, b = best.traits.get(name), other.traits.get(name)
-        if b is not None and a is None and name == "gap" and b.mean >= LARGE_GAP:
-            alone = f"{b.mean:{form}}"
-            yield f"{en} {alone} in {other.name}", f"{zh}，{other.name} 为 {alone}"
-        if a is None or b is None or not _apart(name, a, b):
+def _differing(name: str, best: Cell, others: Iterable[Cell]) -> Iterator[tuple[str, Trait]]:
+    """(cell, its trait) of those that differ from the best in it. One without running statistics differs from a cell in which they matter."""
+    a = best.traits.get(name)
+    for other in others:
+        b = other.traits.get(name)
+        if b is None:
             continue
-        one, two = f"{a.mean:{form}}", f"{b.mean:{form}}"
-        yield f"{en} {one} against {two}", f"{zh} {one} 对 {two}"
+        if (name == "gap" and b.mean >= LARGE_GAP) if a is None else _apart(name, a, b):
+            yield other.name, b
+
+
+def _of_trait(name: str, best: Cell, those: Mapping[str, Trait], named: Sequence[str]) -> Sentence:
+    """The best cell's number against those of the others, which are named again where not all of them differ in it."""
+    en, zh, form = SAID[name]
+    numbers = [f"{trait.mean:{form}}" for trait in those.values()]
+    all_differ = list(those) == list(named) and name in best.traits
+    where = ("", "") if all_differ else (f" in {' and '.join(those)}", f"（{'、'.join(those)}）")
+    their = " and ".join(numbers) + where[0], "、".join(numbers) + where[1]
+    if name not in best.traits:
+        return f"{en} {their[0]}", f"{zh} {their[1]}"
+    own = f"{best.traits[name].mean:{form}}"
+    return f"{en} {own} against {their[0]}", f"{zh} {own} 对 {their[1]}"
 
 
 SAID = {

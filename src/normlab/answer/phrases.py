@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..intervals import MOST_SEEDS
 from ..runs import Cell, Difference, Estimate, Summary
 from .metrics import METRICS
 
 NAMED = 4  # cells named in one sentence; the others are counted
+LONGEST = 440  # characters of a sentence, Chinese ones counted twice: what is read at one go
 
 Sentence = tuple[str, str]  # English, Chinese: the same facts
 UNITS = {"nats per byte": "奈特/字节", "nats per document": "奈特/文档", "nats per image": "奈特/图像",
@@ -79,6 +80,21 @@ def listed(words: Sequence[str]) -> Sentence:
 
 def joined(parts: Sequence[Sentence], en: str = "; ", zh: str = "；") -> Sentence:
     return en.join(part[0] for part in parts), zh.join(part[1] for part in parts)
+
+
+def packed(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
+    """Of one kind each, as few sentences as hold them: one after the other while they fit. Each begins with a word of ours, no cell's name."""
+    held: Sentence | None = None
+    for en, zh in sentences:
+        if held is not None:
+            both = f"{held[0]}; {en[:1].lower()}{en[1:]}", f"{held[1]}；{zh}"
+            if max(len(both[0]), 2 * len(both[1])) <= LONGEST:
+                held = both
+                continue
+            yield held
+        held = en, zh
+    if held is not None:
+        yield held
 
 
 def seeds_of(of: Difference) -> Sentence:

@@ -17,6 +17,7 @@ from .phrases import (
     joined,
     listed,
     mean_of,
+    packed,
     scored,
     size_of,
     with_unit,
@@ -42,8 +43,7 @@ def recommendation(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Senten
                f"只有 {n} 个种子，得不出定论：请至少用 {FEWEST} 个（--seeds）")  # fmt: skip
     if len(able) > 1 and not few:
         yield from _because(answer, able, best, pairs)
-        yield from _cost(answer, able, best)
-        yield from _besides(answer, able, best)
+        yield from packed([*_cost(answer, able, best), *_besides(answer, able, best)])
     if len(grid.cells()) > 1:
         yield _depends(answer, grid)
 

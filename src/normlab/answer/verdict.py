@@ -6,20 +6,20 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..intervals import FEWEST
-from ..runs import OUTCOMES, Difference, Grid, Summary, TrialResult, Verdict, plain, same
+from ..runs import OUTCOMES, Difference, Grid, Summary, TrialResult, Verdict, in_chinese, plain, same
 from .chosen import sentences as chosen
 from .inside import why
 from .pairs import Pairs
-from .phrases import NAMED, Sentence, ahead, joined, listed, seeds_of, signed, size_of
+from .phrases import NAMED, Sentence, ahead, joined, listed, packed, seeds_of, signed, size_of
 from .recommendation import recommendation
 from .stages import BROKEN
 
 
 def verdict(answer: Summary, grid: Grid, pairs: Pairs) -> Verdict:
     sentences = [*_of_progress(answer, grid), *recommendation(answer, grid, pairs)]
-    sentences += [*_of_axes(answer, grid, pairs), *why(answer)]
-    sentences += [*_of_decided(answer), *_of_open(answer), *_of_equal(answer), *_of_rates(answer, grid)]
-    sentences += [*_of_findings(answer), *_of_choices(answer), *_of_looks(answer, grid)]
+    sentences += [*_of_axes(answer, grid, pairs), *why(answer), *packed(_of_decided(answer))]
+    sentences += [*packed([*_of_open(answer), *_of_equal(answer)]), *packed(_of_rates(answer, grid))]
+    sentences += [*_of_findings(answer), *packed(_of_choices(answer)), *_of_looks(answer, grid)]
     if grid.refused:
         en, zh = listed([r.name for r in grid.refused])
         first = grid.refused[0]
@@ -113,7 +113,7 @@ def _of_findings(answer: Summary) -> Iterator[Sentence]:
     parts = []
     for rule, those in sorted(alike.items(), key=lambda item: -len(item[1]))[:NAMED]:
         cells = listed(list(dict.fromkeys(t.cell for t in those)))
-        parts.append((f"{rule} in {len(those)} ({cells[0]})", f"{rule} {len(those)} 次（{cells[1]}）"))
+        parts.append((f"{rule} in {len(those)} ({cells[0]})", f"{in_chinese(rule)} {len(those)} 次：{cells[1]}"))
     en, zh = joined(parts)
     yield (
         f"The diagnosis of the {len(sick)} trials that did not train: {en}",
@@ -137,18 +137,14 @@ def _of_rates(answer: Summary, grid: Grid) -> Iterator[Sentence]:
         if higher:
             above.setdefault(grid.rates[grid.rates.index(higher[0]) - 1], []).append(cell.name)
     parts = [(f"above {lr:g}: {listed(above[lr])[0]}", f"高于 {lr:g}：{listed(above[lr])[1]}") for lr in sorted(above)]
-    clauses = []
     if parts:
-        clauses.append(
-            ("Training breaks " + "; ".join(en for en, _ in parts), "训练失稳：" + "；".join(zh for _, zh in parts))
-        )
+        en, zh = joined(parts)
+        yield f"Training breaks {en}", f"训练失稳：{zh}"
     if never and len(never) < len(answer.cells):
         en, zh = listed([c.name for c in never])
         falling = any(r.untrained for c in never for r in c.rates)
         more = (" (losses still falling: more --steps)", "（损失还在降：请增加 --steps）") if falling else ("", "")
-        clauses.append((f"No rate trained every seed: {en}{more[0]}", f"没有学习率能让所有种子训练成功：{zh}{more[1]}"))
-    if clauses:
-        yield ". ".join(en for en, _ in clauses), "。".join(zh for _, zh in clauses)
+        yield f"No rate trained every seed: {en}{more[0]}", f"没有学习率能让所有种子训练成功：{zh}{more[1]}"
     if len(grid.rates) == 1 and sum(c.mean is not None for c in answer.cells) > 1:
         yield (f"One rate only, {grid.rates[0]:g}: at others the order may differ (--lr)",
                f"只有一个学习率 {grid.rates[0]:g}：换成别的学习率，名次可能不同（--lr）")  # fmt: skip
@@ -172,8 +168,8 @@ def _of_looks(answer: Summary, grid: Grid) -> Iterator[Sentence]:
         (f", after {look - 1} with {at} seeds", f"，此前 {look - 1} 次用了 {at} 个种子") if answer.looks else ("", "")
     )
     yield (f"Look {look} at this sweep{before[0]}: its intervals are {each} ones, so that all looks together decide something falsely in at "
-           f"most {wrong} of sweeps whose cells are about equally noisy",
-           f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，各组合噪声相近时，所有各次合起来误判的概率至多 {wrong}")  # fmt: skip
+           f"most {wrong} of sweeps",
+           f"这是第 {look} 次查看这轮比较{before[1]}：置信区间放宽到 {each}，所有各次合起来误判的概率至多 {wrong}")  # fmt: skip
 
 
 def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:

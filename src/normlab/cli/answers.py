@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .show import say_wrapped, table
+from .words import LANGUAGES
 
 if TYPE_CHECKING:
     from ..runs import Cell, Difference, Estimate, Summary
 
-LANGUAGES = ("en", "zh")
 FIGURES = (
     "accuracy",
     "gap",

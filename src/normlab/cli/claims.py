@@ -277,7 +277,7 @@ def _run(args: argparse.Namespace, claims: list[Claim]) -> int:
     from ..lab import FolderInUse, Plan, StorageFailed
     from ..lab.checkpoint import NEEDS
     from ..lab.pool import Pool, WorkerFailed
-    from ..lab.sweep import duration
+    from ..lab.told import duration
 
     budget = "quick" if args.quick else "full" if args.full else "default"
     tell = note if args.json else say

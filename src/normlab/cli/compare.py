@@ -17,7 +17,7 @@ from .show import OutputFailed, complain, note, say, say_json
 
 if TYPE_CHECKING:
     from ..lab.sweep import Plan, Sweep
-from .answers import LANGUAGES, add_language, add_margin, add_metric, language, show_answer
+from .answers import add_language, add_margin, add_metric, language, show_answer
 from .growing import QUESTIONS, TimeSpent, added_values, describe, next_look, seconds_of, seeds_of, stopping_at
 from .options import (
     OPTIONS,
@@ -36,6 +36,7 @@ from .options import (
 from .progress import progress_of
 from .recipes import RECIPES
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
+from .words import LANGUAGES, words_in
 
 # The default comparison: what the folklore is about, about three minutes on two cores.
 NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", "3+2", 120
@@ -284,16 +285,18 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     from ..lab.folders import sole_writer, storage_failed
     from ..lab.growth import extended
     from ..lab.pool import WorkerFailed
+    from ..lab.told import told
     from ..runs import holds_sweep
 
-    tell = note if args.json else say
+    tell, lang = note if args.json else say, language(args.lang)
+    words = words_in(lang)
     go_on = f"normlab compare --resume {folder} {code_options(sweep.code())}".rstrip()
     go_on += f" --until {args.until} --time-limit {args.time_limit}" if args.until is not None else ""
     more = {} if args.resume is None else added_values(args, sweep)
     if args.dry_run:
         larger = extended(folder, more, write=False) if more else sweep
         planned = plan(larger, folder, workers, write=False)
-        tell(f"{planned}\n{describe(planned)}")
+        tell(f"{told(planned, lang)}\n{describe(planned, words)}")
         return 0
     began = time.monotonic()
     deadline = None if args.time_limit is None else began + seconds_of(args.time_limit)
@@ -305,10 +308,10 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
             while grows is not None:
                 sweep = grows
                 planned = plan(sweep, folder, workers)
-                tell(str(planned))
-                tell(f"folder: {folder}")
+                tell(told(planned, lang))
+                tell(words("folder", folder=folder))
                 engine = _engine(args, planned)
-                with progress_of(planned, tell) as progress:
+                with progress_of(planned, tell, lang) as progress:
                     run(planned, engine, stopping_at(deadline, progress))
                 grows = None
                 if args.until is not None and deadline is not None:
@@ -316,9 +319,9 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
                         answer.read(folder, margin=args.margin, metric=args.metric),
                         deadline - time.monotonic(),
                     )
-                    grows = next_look(folder, sweep, found, args.until, left, workers, tell)
+                    grows = next_look(folder, sweep, found, args.until, left, workers, tell, lang)
     except TimeSpent:
-        note(f"--time-limit {args.time_limit} is over. {_saved(folder, sweep)} Go on with: {go_on}")
+        note(words("time_over", limit=args.time_limit, saved=_saved(folder, sweep, lang), go_on=go_on))
     except (FolderInUse, ImportError) as error:
         complain("compare", error)
         return 1
@@ -350,7 +353,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     return _conclude(args, folder, go_on)
 
 
-def _saved(folder: Path, sweep: Sweep) -> str:
+def _saved(folder: Path, sweep: Sweep, lang: str = "en") -> str:
     """What a sweep that was stopped has, in words."""
     from ..lab.checkpoint import FILE
     from ..lab.sweep import Agenda, finished
@@ -359,8 +362,8 @@ def _saved(folder: Path, sweep: Sweep) -> str:
     done, missing = finished(folder, sweep.trials())
     agenda = Agenda(sweep, done)
     begun = sum((trial_folder(folder, trial.name) / FILE).is_file() for trial in missing)
-    of = f"{'at most ' * (agenda.later > 0)}{len(done) + len(agenda.queue) + agenda.later}"
-    return f"{len(done)} of {of} trials are finished, {begun} more are saved part-way."
+    words, count = words_in(lang), len(done) + len(agenda.queue) + agenda.later
+    return words("saved", done=len(done), of=words("at_most", count=count) if agenda.later else count, begun=begun)
 
 
 def _conclude(args: argparse.Namespace, folder: Path, go_on: str) -> int:
@@ -377,21 +380,22 @@ def _conclude(args: argparse.Namespace, folder: Path, go_on: str) -> int:
         say_json(found.to_dict())
     else:
         show_answer(found, language(args.lang))
+    words = words_in(language(args.lang))
     broken = [t for t in found.trials if t.outcome == "failed"]
     for trial in broken[:5]:
         where = runs.trial_folder(folder, str(trial.name)) / runs.INFO
-        note(f"failed: {trial.name}: {' '.join(str(trial.error).split())} (traceback in {where})")
+        note(words("broken", name=trial.name, error=" ".join(str(trial.error).split()), where=where))
     if len(broken) > 5:
-        note(f"... and {len(broken) - 5} more")
+        note(words("more", count=len(broken) - 5))
     missing = found.planned - len(found.trials)
     if missing:
-        note(f"{missing} trials have no result; try again: {go_on}")
+        note(words("without_result", count=missing, go_on=go_on))
     try:
         runs.write_summary(folder, found)
         if not args.no_report:
             from ..report import write
 
-            (note if args.json else say)(f"report: {write(folder)}")
+            (note if args.json else say)(words("report", file=write(folder)))
     except (OSError, RunUnreadable, ImportError) as error:
         complain(
             "compare", f"the answer above could not be written: {error}. The trials are whole; make room, then: {go_on}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .options import named_values, values_of
+from .words import Words, words_in
 
 if TYPE_CHECKING:
     from ..lab.sweep import Message, Notify, Plan, Sweep, Trial
@@ -85,7 +86,7 @@ def _total(text: str, sweep: Sweep) -> int:
     return int(match[1]) + int(match[2] or 0)
 
 
-def describe(planned: Plan) -> str:
+def describe(planned: Plan, words: Words) -> str:
     """The cells of a plan, one line each, with their trials: what --dry-run adds."""
     ended: dict[str, int] = {}
     total: dict[str, int] = {}
@@ -95,8 +96,8 @@ def describe(planned: Plan) -> str:
     width = max(map(len, total))
     rates = ", ".join(f"{lr:g}" for lr in planned.sweep.within("lr"))
     seeds = ", ".join(map(str, planned.sweep.within("seed")))
-    rows = [f"  {cell:<{width}}  {ended[cell]} of at most {most} trials finished" for cell, most in total.items()]
-    return "\n".join([f"rates: {rates}", f"seeds: {seeds}", "cells:", *rows])
+    rows = [words("cell", cell=f"{cell:<{width}}", ended=ended[cell], most=most) for cell, most in total.items()]
+    return "\n".join([words("rates", rates=rates), words("seeds", seeds=seeds), words("cells"), *rows])
 
 
 def stopping_at(deadline: float | None, notify: Notify) -> Notify:
@@ -113,28 +114,28 @@ def stopping_at(deadline: float | None, notify: Notify) -> Notify:
 
 
 def next_look(
-    folder: Path, sweep: Sweep, found: Summary, question: str, left: float, workers: int, tell: Callable[[str], None]
-) -> Sweep | None:
+    folder: Path, sweep: Sweep, found: Summary, question: str, left: float, workers: int, tell: Callable[[str], None],
+    language: str = "en",
+) -> Sweep | None:  # fmt: skip
     """The sweep grown by a round of seeds; None if the question is decided, or the round would not end in the time that is left."""
     from .. import answer
     from ..lab.growth import extended, more_seeds, next_round
-    from ..lab.sweep import duration
+    from ..lab.told import duration
     from ..lab.work import START_SECONDS
     from ..runs import SEED
 
+    words, seeds = words_in(language), len(sweep.within(SEED))
     if answer.settled(found, QUESTIONS[question]):
-        tell(f"decided with {len(sweep.within(SEED))} seeds: every cell is told apart from the {QUESTIONS[question]}"
-             + (f" or equal to it within {found.margin:g}" if found.margin is not None else ""))  # fmt: skip
+        or_equal = "" if found.margin is None else words("or_equal", margin=found.margin)
+        tell(words("decided", seeds=seeds, whom=words(QUESTIONS[question]), or_equal=or_equal))
         return None
-    seeds = len(sweep.within(SEED))
     total = next_round(seeds)
     took = [t.seconds for t in found.trials if t.seconds is not None]
     trials = sum(c.mean is not None for c in found.cells) * (total - seeds)
     needed = START_SECONDS + sum(took) / max(1, len(took)) * trials / max(1, min(workers, trials))
     if needed > left:
-        tell(
-            f"undecided with {seeds} seeds; {total} would take about {duration(needed)} more, and {duration(max(0.0, left))} are left"
-        )
+        times = {"needed": duration(needed, language), "left": duration(max(0.0, left), language)}
+        tell(words("too_long", seeds=seeds, total=total, **times))
         return None
-    tell(f"undecided with {seeds} seeds: on to {total}")
+    tell(words("next_round", seeds=seeds, total=total))
     return extended(folder, {SEED: more_seeds(sweep, total)})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .show import say, visible
+from .words import words_in
 
 if TYPE_CHECKING:
     from ..lab.sweep import Message, Plan, Trial
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Lines:
     """Progress as plain lines: one per trial that ended. Also what every form of progress shares: the count and the time left."""
 
-    def __init__(self, planned: Plan, tell: Callable[[str], None]) -> None:
-        self.planned, self.tell = planned, tell
+    def __init__(self, planned: Plan, tell: Callable[[str], None], language: str = "en") -> None:
+        self.planned, self.tell, self.language, self.words = planned, tell, language, words_in(language)
         self.total, self.ended = len(planned.missing) + planned.later, 0
         self.seconds: list[float] = []  # of the trials that ended with a result
         self.shares: dict[str, float] = {}  # how far the running ones are
@@ -36,10 +37,16 @@ class Lines:
         return sum(self.seconds) / len(self.seconds) * todo / min(self.planned.workers, max(1, self.total - self.ended))
 
     def note(self) -> str:
-        from ..lab.sweep import duration
+        from ..lab.told import duration
 
         left = self.left()
-        return "" if left is None or self.ended == self.total else f"{duration(left)} left"
+        if left is None or self.ended == self.total:
+            return ""
+        return self.words("left", time=duration(left, self.language))
+
+    def why(self, message: Message) -> str | None:
+        """Something happened to a trial that goes on."""
+        return (message.reason_zh if self.language == "zh" else None) or message.reason
 
     def hear(self, kind: str, trial: Trial, message: Message) -> None:
         if message.step is not None:
@@ -57,11 +64,11 @@ class Lines:
         self.hear(kind, trial, message)
         if message.result is not None:
             note = self.note()
-            self.tell(
-                f"{self.ended}/{self.total} {trial.name}: {ending(message.result)}" + (f"; {note}" if note else "")
-            )
-        elif message.reason is not None:
-            self.tell(f"{trial.name}: {message.reason}")
+            how = ending(message.result, self.language)
+            line = self.words("ended", ended=self.ended, total=self.total, name=trial.name, how=how)
+            self.tell(line + (self.words("with", note=note) if note else ""))
+        elif (why := self.why(message)) is not None:
+            self.tell(self.words("told", name=trial.name, what=why))
 
 
 class Bars(Lines):
@@ -73,7 +80,7 @@ class Bars(Lines):
         self.progress = Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                                  TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
         self.progress.start()
-        self.whole = self.progress.add_task("trials", total=self.total, note=self.note())
+        self.whole = self.progress.add_task(self.words("trials"), total=self.total, note=self.note())
         self.running: dict[str, Any] = {}
         return self
 
@@ -87,23 +94,28 @@ class Bars(Lines):
         if kind == "started":
             self.running[trial.name] = self.progress.add_task(trial.name, total=trial.experiment.steps, note="")
         elif kind == "step":
-            self.progress.update(self.running[trial.name], completed=message.step, note=f"loss {message.loss:.3f}")
+            self.progress.update(
+                self.running[trial.name], completed=message.step, note=self.words("loss", loss=message.loss)
+            )
         elif kind in ("ended", "lost", "quiet"):
             if kind != "quiet":
                 self.progress.remove_task(self.running.pop(trial.name))
             if message.result is None or message.result.outcome != "trained":
-                text = f"{trial.name}: {message.reason if message.result is None else ending(message.result)}"
+                what = self.why(message) if message.result is None else ending(message.result, self.language)
+                text = self.words("told", name=trial.name, what=what)
                 self.progress.console.print(visible(text), highlight=False, markup=False)
         self.progress.update(self.whole, total=self.total, completed=self.ended, note=self.note())
 
 
-def progress_of(planned: Plan, tell: Callable[[str], None]) -> Lines:
-    return (Bars if sys.stdout.isatty() and tell is say else Lines)(planned, tell)
+def progress_of(planned: Plan, tell: Callable[[str], None], language: str = "en") -> Lines:
+    return (Bars if sys.stdout.isatty() and tell is say else Lines)(planned, tell, language)
 
 
-def ending(result: Result) -> str:
+def ending(result: Result, language: str = "en") -> str:
+    words = words_in(language)
     if result.outcome == "failed":
-        return f"FAILED: {result.error}"
+        return words("failed", error=result.error)
     if result.outcome == "trained":
-        return f"loss {result.loss:.4f} ({result.seconds:.1f} s)"
-    return f"{result.outcome}: {result.cause}"
+        return words("trained", loss=result.loss, seconds=result.seconds)
+    cause = (result.cause_zh if language == "zh" else None) or result.cause
+    return words("told", name=words(str(result.outcome)), what=cause)

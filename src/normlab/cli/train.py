@@ -36,7 +36,7 @@ class Pace:
         self.at: tuple[int, float] | None = None  # step and moment of the last line; the first step is not timed
 
     def step(self, step: int, loss: float) -> None:
-        from ..lab.sweep import duration
+        from ..lab.told import duration
 
         now, steps = time.monotonic(), self.experiment.steps
         if self.at is None:

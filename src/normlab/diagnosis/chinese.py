@@ -10,7 +10,7 @@ TEXTS: dict[str, str] = {
     "count-critical-one": "{count} 条严重", "count-critical-many": "{count} 条严重",
     "count-warning-one": "{count} 条警告", "count-warning-many": "{count} 条警告",
     "count-note-one": "{count} 条提示", "count-note-many": "{count} 条提示",
-    "brings": "随之而来的还有：{rules}。",
+    "comma": "、", "brings": "随之而来的还有：{rules}。",
     "others": "同样的测点还有 {count} 个。", "at": "（{site}）", "went": "{name} 从 {before} 变为 {after}。",
     # ---- values
     "nonfinite/sudden": "第 {step} 步出现非有限值，最先{where}。",

@@ -10,7 +10,7 @@ TEXTS: dict[str, str] = {
     "count-critical-one": "{count} critical", "count-critical-many": "{count} critical",
     "count-warning-one": "{count} warning", "count-warning-many": "{count} warnings",
     "count-note-one": "{count} note", "count-note-many": "{count} notes",
-    "brings": " It brings with it: {rules}.",
+    "comma": ", ", "brings": " It brings with it: {rules}.",
     "others": " Other sites like it: {count}.", "at": " at {site}", "went": " {name} went from {before} to {after}.",
     # ---- values
     "nonfinite/sudden": "A value that is not finite appeared at step {step}, first {where}.",

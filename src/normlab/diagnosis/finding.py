@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .words import say
+from .words import rule_in, say
 
 SEVERITIES = ("critical", "warning", "note")
 FEW = 12  # readings of a quantity below which no window is drawn: a third of them is four
@@ -36,7 +36,7 @@ class Finding:
         heads = [say(language, key) for key in ("why", "try", "evidence")]
         wide = 1 + max(9, *map(len, heads))
         lines = [
-            f"{say(language, self.severity)}{say(language, 'colon')}{self.rule}",
+            f"{say(language, self.severity)}{say(language, 'colon')}{rule_in(language, self.rule)}",
             f"  {self.verdict}",
             f"  {heads[0]:<{wide}}{self.why}",
         ]

@@ -21,6 +21,7 @@ from .loss import constant_answer, learning_rate_high, learning_rate_low, loss_d
 from .record import Record
 from .setup import eps_swallows, large_initialization, stale_gradient, stuck_weights
 from .values import dead_gain, gain_explosion, leak, nonfinite
+from .words import rule_in
 
 # Within a severity findings come in this order: causes before consequences.
 RULES: dict[str, Callable[[Record], Iterator[Finding]]] = {
@@ -99,7 +100,9 @@ def _causes(findings: list[Finding], record: Record) -> list[Finding]:
         if finding.rule in explained:
             continue
         if brings:
-            why = finding.why + record.say("brings", rules=", ".join(dict.fromkeys(brings)))
+            why = finding.why + record.say(
+                "brings", rules=record.say("comma").join(rule_in(record.language, c) for c in dict.fromkeys(brings))
+            )
             finding = replace(finding, why=why)
         kept.append(finding)
     return kept

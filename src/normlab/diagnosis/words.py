@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..runs import in_chinese
 from .chinese import TEXTS as CHINESE
 from .english import TEXTS as ENGLISH
 
@@ -15,3 +16,8 @@ def say(language: str, key: str, **facts: object) -> str:
     ' Other sites like it: 2.'
     """
     return LANGUAGES[language][key].format(**facts)
+
+
+def rule_in(language: str, rule: str) -> str:
+    """How a rule is called in a text of that language."""
+    return in_chinese(rule) if language == "zh" else rule

@@ -8,11 +8,13 @@ the spread pooled over all pairs is wrong where arms differ in theirs. So each p
 as far as the pairs agree: ``prior``, in degrees of freedom, follows from how much log s**2 varies over pairs beyond what chance explains
 (Smyth 2004). The half width of an interval is the larger of
 
-    q * sqrt(v / (2 n))          q: studentized range of k means, min(prior + n - 1, (k - 1)(n - 1)) degrees of freedom
-    t * s / sqrt(n)              the pair's own interval, Student's t
+    q * sqrt(v / (2 n))                  q: studentized range of k means, min(prior + n - 1, (k - 1)(n - 1)) degrees of freedom
+    t * sqrt((own_a + own_b) / n)        the two arms' own variances, Student's t with n - 1
 
-so a pair that is noisier than the others is not decided on their word. p is the larger of the two tails: an interval leaves out zero just
-where p is below 1 - level, and no statement made from one can contradict another.
+so an arm that is noisier than the others is not decided on their word. An arm's own variance is what all of its pairs together say
+(Grubbs 1948): s**2 of a pair estimates the sum of two. The pair's own s**2 in its place lets a noisy arm, which has k - 1 pairs, be decided by
+the one whose s happens to be small. p is the larger of the two tails: an interval leaves out zero just where p is below 1 - level, and no
+statement made from one can contradict another.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -32,6 +34,8 @@ LEVEL = 0.95
 FEWEST = 3  # pairs: an interval from two rests on a single distance
 MOST_SEEDS = 1000  # plans look no further; this answer means "that many or more"
 USUAL = 1.2816  # normal deviations on both sides of 80 %
+Quantile = Callable[[float, int, float], float]  # of the studentized range: level, arms, degrees of freedom
+ROUNDS = 1000  # of fitting the arms' variances; ten are usual
 
 
 class Difference(NamedTuple):
@@ -99,6 +103,29 @@ def prior_freedom(variances: Sequence[float], freedoms: Sequence[int]) -> float:
     return 2 * trigamma_inverse(beyond) if beyond > 0 else math.inf
 
 
+def arm_variances(pairs: Mapping[tuple[str, str], tuple[float, int]]) -> dict[str, float]:
+    """{arm: its variance} whose sums come nearest to {pair: (variance of its differences, degrees of freedom)}, none below zero.
+
+    Weighted least squares, one arm after the other until nothing moves: right for partial sweeps too.
+
+    >>> arm_variances({("a", "b"): (5.0, 2), ("a", "c"): (5.0, 2), ("b", "c"): (2.0, 2)})
+    {'a': 4.0, 'b': 1.0, 'c': 1.0}
+    """
+    of: dict[str, list[tuple[str, float, int]]] = {}
+    for (a, b), (variance, freedom) in pairs.items():
+        of.setdefault(a, []).append((b, variance, freedom))
+        of.setdefault(b, []).append((a, variance, freedom))
+    found = {arm: sum(v * f for _, v, f in those) / (2 * sum(f for _, _, f in those)) for arm, those in of.items()}
+    for _ in range(ROUNDS):
+        moved = 0.0
+        for arm, those in of.items():
+            fitted = max(0.0, sum((v - found[b]) * f for b, v, f in those) / sum(f for _, _, f in those))
+            moved, found[arm] = max(moved, abs(fitted - found[arm])), fitted
+        if moved <= 1e-12 * max(found.values()):
+            break
+    return found
+
+
 @dataclass(frozen=True)
 class Differences:
     """All differences between arms: ``values`` is {arm: {seed: value}}.
@@ -121,20 +148,25 @@ class Differences:
         return [self.values[a][s] - self.values[b][s] for s in sorted(self.values[a].keys() & self.values[b].keys())]
 
     @cached_property
-    def _spreads(self) -> list[tuple[float, int]]:
+    def _spreads(self) -> dict[tuple[str, str], tuple[float, int]]:
         """(variance, degrees of freedom) of every pair with at least two common seeds."""
-        every = (self.paired(a, b) for a, b in itertools.combinations(self.values, 2))
-        return [(statistics.variance(d), len(d) - 1) for d in every if len(d) > 1]
+        every = ((pair, self.paired(*pair)) for pair in itertools.combinations(self.values, 2))
+        return {pair: (statistics.variance(d), len(d) - 1) for pair, d in every if len(d) > 1}
+
+    @cached_property
+    def own(self) -> dict[str, float]:
+        """Each arm's variance, apart from what a seed does to all arms alike."""
+        return arm_variances(self._spreads)
 
     @cached_property
     def pooled(self) -> float:
         """The mean variance of a difference. In a complete grid it is twice the residual mean square of arms x seeds."""
-        total = sum(f for _, f in self._spreads)
-        return sum(v * f for v, f in self._spreads) / total if total else 0.0
+        total = sum(f for _, f in self._spreads.values())
+        return sum(v * f for v, f in self._spreads.values()) / total if total else 0.0
 
     @cached_property
     def prior(self) -> float:
-        return prior_freedom([v for v, _ in self._spreads], [f for _, f in self._spreads])
+        return prior_freedom([v for v, _ in self._spreads.values()], [f for _, f in self._spreads.values()])
 
     @cached_property
     def residual_freedom(self) -> int:
@@ -150,11 +182,12 @@ class Differences:
         variance = (self.prior * self.pooled + (n - 1) * spread) / (self.prior + n - 1)
         return variance, max(1.0, min(self.prior + n - 1, float(self.residual_freedom)))
 
-    def half_width(self, spread: float, n: int) -> float:
-        """Of the interval of a pair whose differences have this variance, with n seeds."""
-        variance, freedom = self._shrunk(spread, n)
-        together = range_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / (2 * n))
-        return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n))
+    def _half_width(
+        self, variance: float, freedom: float, own: float, n: int, quantile: Quantile = range_quantile
+    ) -> float:
+        """With n seeds, for a pair whose differences have this variance (and its degrees of freedom) and whose arms have ``own`` together."""
+        together = quantile(self.level, len(self.values), freedom) * math.sqrt(variance / (2 * n))
+        return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own / n))
 
     def between(self, a: str, b: str) -> Difference | None:
         """a minus b with its interval and p, both right for all pairs together; None without a common seed, the mean alone from few."""
@@ -164,14 +197,14 @@ class Differences:
         n, mean = len(differences), statistics.fmean(differences)
         if n < FEWEST:
             return Difference(mean, None, None, n, None)
-        spread = statistics.variance(differences)
-        half = self.half_width(spread, n)
-        variance, freedom = self._shrunk(spread, n)
+        variance, freedom = self._shrunk(statistics.variance(differences), n)
+        own = self.own[a] + self.own[b]
+        half = self._half_width(variance, freedom, own, n)
         if half == 0:
             return Difference(mean, mean, mean, n, float(mean == 0))
         p = range_tail(abs(mean) / math.sqrt(variance / (2 * n)), len(self.values), freedom) if variance else 0.0
-        if spread:
-            p = max(p, t_tail(mean / math.sqrt(spread / n), n - 1))
+        if own:
+            p = max(p, t_tail(mean / math.sqrt(own / n), n - 1))
         return Difference(mean, mean - half, mean + half, n, p)
 
     def seeds_needed(self, a: str, b: str) -> Seeds | None:
@@ -184,34 +217,31 @@ class Differences:
         n = len(differences)
         if n < 2 or (mean := abs(statistics.fmean(differences))) == 0:
             return None
-        spread = statistics.variance(differences)
-        variance, freedom = self._shrunk(spread, n)
-        if variance == 0:
+        variance, freedom = self._shrunk(statistics.variance(differences), n)
+        own = self.own[a] + self.own[b]
+        if variance == 0 and own == 0:
             return Seeds(FEWEST, FEWEST, FEWEST)
         together = _near_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / 2)
-        if (
-            t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread) > together
-        ):  # the pair's own interval is the wider
-            variance, freedom = spread, n - 1
-        size = mean / math.sqrt(variance)
-        error = USUAL * math.sqrt(1 / n + size**2 / (2 * freedom))
-        least, most = (self._seeds_for((size + sign * error) * math.sqrt(variance), spread, n) for sign in (1, -1))
-        return Seeds(self._seeds_for(mean, spread, n), least, most)
+        wider, behind = variance, freedom
+        if t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own) > together:  # the arms' own interval is the wider
+            wider, behind = own, float(n - 1)
+        size = mean / math.sqrt(wider)
+        error = USUAL * math.sqrt(1 / n + size**2 / (2 * behind))
+        least, most = (self._seeds_for((size + sign * error) * math.sqrt(wider), variance, own) for sign in (1, -1))
+        return Seeds(self._seeds_for(mean, variance, own), least, most)
 
-    def _seeds_for(self, mean: float, spread: float, seen: int) -> int:
+    def _seeds_for(self, mean: float, variance: float, own: float) -> int:
         low, high = FEWEST, MOST_SEEDS
         while low < high:
             n = (low + high) // 2
-            low, high = (low, n) if self._half_width_at(spread, seen, n) < mean else (n + 1, high)
+            low, high = (low, n) if self._half_width_at(variance, own, n) < mean else (n + 1, high)
         return low
 
-    def _half_width_at(self, spread: float, seen: int, n: int) -> float:
-        """As :meth:`half_width`, with the variance as seen and the degrees of freedom that n seeds would have."""
-        variance, _ = self._shrunk(spread, seen)
+    def _half_width_at(self, variance: float, own: float, n: int) -> float:
+        """With variances as seen and the degrees of freedom that n seeds would have."""
         residual = (len(self.values) - 1) * (n - 1)
         freedom = max(1.0, min(self.prior + n - 1, float(residual)))
-        together = _near_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / (2 * n))
-        return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(spread / n))
+        return self._half_width(variance, freedom, own, n, _near_quantile)
 
 
 @lru_cache(maxsize=4096)

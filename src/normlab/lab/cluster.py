@@ -124,7 +124,7 @@ class Cluster:
             reason = str(error.cause) if raised else f"its worker or node is gone ({type(error).__name__})"
             losses[trial.name] += 1
             if losses[trial.name] <= RETRIES:
-                notify("lost", trial, Message(reason=f"{reason}; it starts again"))
+                notify("lost", trial, Message(reason=f"{reason}; it starts again", reason_zh=f"{reason}；从头再跑"))
                 return False
             if raised:
                 raise StorageFailed(reason) from error

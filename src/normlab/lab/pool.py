@@ -175,11 +175,13 @@ class Pool:
                     f"{self.false_starts} workers in a row ended before they took a trial, the last with {how}; what they said is above"
                 )
             waiting.appendleft(trial)
-            notify("lost", trial, Message(reason=f"its worker ended with {how} before it began; another takes it"))
+            notify("lost", trial, Message(reason=f"its worker ended with {how} before it began; another takes it",
+                                          reason_zh=f"工作进程还没开始就结束了（{how}）；由另一个接手"))  # fmt: skip
             return
         deaths[trial.name] += 1
         if deaths[trial.name] <= RETRIES:
-            notify("lost", trial, Message(reason=f"its worker ended with {how}; it goes on from its last checkpoint"))
+            notify("lost", trial, Message(reason=f"its worker ended with {how}; it goes on from its last checkpoint",
+                                          reason_zh=f"工作进程结束了（{how}）；从最近的检查点继续"))  # fmt: skip
             waiting.appendleft(trial)
             return
         from .train import failed
@@ -212,8 +214,10 @@ class Pool:
             return True
         if now - worker.heard > worker.patience:
             worker.patience *= 2
-            hint = "" if limit is not None else "; --trial-timeout would end it"
-            notify("quiet", trial, Message(reason=f"no step for {now - worker.heard:.0f} s, it may hang{hint}"))
+            silent = f"{now - worker.heard:.0f}"
+            hint = ("; --trial-timeout would end it", "；可用 --trial-timeout 让它结束") if limit is None else ("", "")
+            notify("quiet", trial, Message(reason=f"no step for {silent} s, it may hang{hint[0]}",
+                                           reason_zh=f"{silent} 秒没有新的一步，可能卡住了{hint[1]}"))  # fmt: skip
         return False
 
     def _stop(self, processes: list[_Worker]) -> None:

@@ -45,6 +45,7 @@ from ..runs import (
 )
 from .experiment import CODE, Experiment
 from .folders import LOCK, sole_writer
+from .told import told
 from .work import Work, estimated, measure
 
 LONGEST = 200  # bytes of a trial's name; file systems take 255
@@ -279,6 +280,7 @@ class Message:
     step: int | None = None
     loss: float | None = None
     reason: str | None = None
+    reason_zh: str | None = None  # the same in Chinese
     result: Result | None = None
     left: int | None = None  # trials that have not ended, at most; known when one has
 
@@ -307,38 +309,7 @@ class Plan:
     later: int = 0  # trials that will follow from what the missing ones show, at most
 
     def __str__(self) -> str:
-        cells = len(self.sweep.cells()) - len(self.sweep.refused)
-        seeds, first = len(self.sweep.within(SEED)), self.sweep.first_seeds
-        count = f"{seeds} seeds" if first is None else f"{first}+{seeds - first} seeds"
-        total = f"{'at most ' * (self.later > 0)}{len(self.done) + len(self.missing) + self.later}"
-        lines = [f"{cells} cells x {len(self.sweep.within(LR))} rates x {count} = {total} trials of {self._steps()}, "
-                 f"task {self.sweep.base.task}, {self.workers} at a time"]  # fmt: skip
-        if self.sweep.steps:
-            lines.append(
-                f"cells are compared at equal {self.sweep.equal}, those of {self.sweep.base.steps} steps of the base"
-            )
-        if first is not None and seeds > first:
-            lines.append(
-                f"{first} seeds at every rate that its first does not show to be hopeless, {seeds} at the best rate of each cell"
-            )
-        if self.done:
-            lines.append(f"{len(self.done)} are finished and stay as they are")
-        lines += [f"refused: {r.name}: {r.reason}" for r in self.sweep.refused]
-        if self.seconds is not None and self.missing:
-            lines.append(f"estimated time: {duration(self.seconds)}")
-        if self.unknown is not None:
-            lines.append(f"no estimate of the time: {self.unknown}")
-        return "\n".join(lines)
-
-    def _steps(self) -> str:
-        low, high = self.sweep.fewest_and_most_steps()
-        return f"{low} steps" if low == high else f"{low} to {high} steps"
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+        return told(self)
 
 
 def check_folder(sweep: Sweep, folder: Path) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..runs import TRIALS_TABLE
+from ..runs import RULE_NAMES, TRIALS_TABLE
 
 LANGUAGES = ("en", "zh")
 
@@ -251,30 +251,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "settings": ("Settings common to all trials", "全部试验共用的设置"),
     "settings_alone": ("Settings", "设置"),
     "made_by": ("Made by normlab. This file needs no network.", "由 normlab 生成。看这个文件不用联网。"),
-    # rules of normlab.diagnosis
-    "nonfinite": ("non-finite values", "出现非有限值"),
-    "leak": ("leak from the future", "未来信息泄漏"),
-    "stale-gradient": ("gradients not cleared", "梯度未清零"),
-    "stuck-weights": ("weights that do not move", "权重不动"),
-    "large-initialization": ("initialization too large", "初始值太大"),
-    "eps-swallows": ("eps too large", "eps 过大"),
-    "constant-answer": ("the same answer for every input", "答案不随输入变化"),
-    "gain-explosion": ("gain explosion", "增益爆炸"),
-    "padding-contamination": ("padding contamination", "填充污染"),
-    "loss-divergence": ("loss divergence", "损失发散"),
-    "learning-rate-high": ("learning rate too high", "学习率过高"),
-    "exploding-gradient": ("exploding gradient", "梯度爆炸"),
-    "vanishing-gradient": ("vanishing gradient", "梯度消失"),
-    "learning-rate-low": ("learning rate too low", "学习率过低"),
-    "missing-final-norm": ("missing final norm", "缺少最后的归一化层"),
-    "unstable-batch-statistics": ("unstable batch statistics", "批统计量不稳定"),
-    "train-inference-gap": ("gap between training and inference", "训练与推理不一致"),
-    "attention-logit-growth": ("growing attention logits", "注意力 logit 增长"),
-    "stream-growth": ("growing stream", "残差流增长"),
-    "token-collapse": ("token collapse", "词元坍缩"),
-    "dead-upper-blocks": ("dead upper blocks", "上层块不起作用"),
-    "dead-gain": ("dead gain", "增益趋零"),
-    "loss-spike": ("loss spike", "损失尖峰"),
+    **RULE_NAMES,
     # statuses of normlab.runs
     "running": ("running", "进行中"),
     "finished": ("finished", "已完成"),

@@ -8,6 +8,7 @@ files    a file may be anything: bounded reading, whole replacing       shapes  
 run      one run: Writer, Run, exports (contents: what its files hold)  records  results, cells, differences, the summary
 sweep    one sweep: its grid, its trials' folders, its summary          axes     of a grid, and the names of its cells
 claims   what was measured for claims, and their verdicts
+rule_names  rules of the diagnosis in words
 spread   a quantity over steps and sites, of several runs in one table
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
@@ -53,6 +54,7 @@ from .records import (
     TrialResult,
     Verdict,
 )
+from .rule_names import RULE_NAMES, in_chinese
 from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
 from .spread import Spread, spread, spread_table, spreads
 from .sweep import (
@@ -81,6 +83,7 @@ __all__ = [
     "LR",
     "OUTCOMES",
     "READINGS",
+    "RULE_NAMES",
     "SCHEMA",
     "SEED",
     "STATUSES",
@@ -122,6 +125,7 @@ __all__ = [
     "holds_claims",
     "holds_summary",
     "holds_sweep",
+    "in_chinese",
     "outer",
     "plain",
     "read_all_evidence",

@@ -307,7 +307,7 @@ class Summary(Record):
     complete: Flag = True
     planned: Count = 0  # trials, ended or not; at most, where rates may still turn out hopeless
     looks: Annotated[tuple[int, ...], tuple_of(whole)] = ()  # at earlier answers: seeds in all
-    wrong: Figure = None  # in how many sweeps, at most, any of all looks decides something falsely
+    wrong: Figure = None  # in what share of sweeps, at most, any of all looks decides something falsely
     baseline: Text = None  # a cell's name
     best: Text = None  # another's, or the same
     metric: Annotated[str, text] = "loss"  # what is ranked and compared
