@@ -102,6 +102,8 @@ ALLOWED = {
     "tomli_w": lambda module: module == "normlab.lab.experiment",
     "jinja2": lambda module: module == "normlab.report.html",
     "plotly": lambda module: module == "normlab.report.html",
+    "starlette": lambda module: module.startswith("normlab.report.serve"),
+    "uvicorn": lambda module: module.startswith("normlab.report.serve"),
     "onnx": lambda module: module == "normlab.bench.numerics",
     "onnxruntime": lambda module: module == "normlab.bench.numerics",
 }
@@ -350,7 +352,7 @@ def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
         "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "answer", "train", "report",
-        "explore", "completion", "claims",
+        "serve", "explore", "completion", "claims",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ run      one run: Writer, Run, exports (contents: what its files hold)  records 
 sweep    one sweep: its grid, its trials' folders, its summary          axes     of a grid, and the names of its cells
 claims   what was measured for claims, and their verdicts
 spread   a quantity over steps and sites, of several runs in one table
+tail     what has come to a run since a place in its readings
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
 "event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -34,7 +35,7 @@ from .claims import (
     write_evidence,
 )
 from .contents import STATUSES
-from .files import read_text, replace_file, replacing
+from .files import confined, read_text, replace_file, replacing
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -51,7 +52,7 @@ from .records import (
     TrialResult,
     Verdict,
 )
-from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
+from .run import INFO, READINGS, SCHEMA, HeldRun, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
 from .spread import Spread, spread, spread_table, spreads
 from .sweep import (
     EQUAL,
@@ -70,6 +71,7 @@ from .sweep import (
     write_grid,
     write_summary,
 )
+from .tail import Grown, Place, end_of, grown
 
 __all__ = [
     "BUDGETS",
@@ -98,6 +100,9 @@ __all__ = [
     "Estimate",
     "Evidence",
     "Grid",
+    "Grown",
+    "HeldRun",
+    "Place",
     "Rate",
     "Refused",
     "Result",
@@ -111,12 +116,15 @@ __all__ = [
     "Verdict",
     "Writer",
     "cell_name",
+    "confined",
     "decode",
     "encode",
+    "end_of",
     "export_csv",
     "export_parquet",
     "find",
     "finished_result",
+    "grown",
     "holds_summary",
     "holds_sweep",
     "outer",
