@@ -83,10 +83,14 @@ def _sites(of: Mapping[str, Series], blocks: list[str]) -> list[str]:
 
 
 def _quantity(name: str, of: Mapping[str, Series], sites: list[str], most: int) -> Quantity:
-    every = sorted({step for site in sites for step in of[site].steps})
-    steps, shown = evenly(every, most), sites[:SITES]
-    columns = [dict(zip(of[site].steps, of[site].values, strict=True)) for site in shown]
-    bad = [s for site in sites for s, v in zip(of[site].steps, of[site].values, strict=True) if not math.isfinite(v)]
+    every, shown = of[sites[0]].steps, sites[:SITES]
+    if any(of[site].steps != every for site in sites):
+        every = sorted({step for site in sites for step in of[site].steps})
+    steps = evenly(every, most)
+    kept = set(steps)
+    columns = [{s: v for s, v in zip(of[site].steps, of[site].values, strict=True) if s in kept} for site in shown]
+    broken = [of[site] for site in sites if not all(map(math.isfinite, of[site].values))]
+    bad = [s for series in broken for s, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)]
     return Quantity(
         name, shown, steps, [[short(column.get(step)) for step in steps] for column in columns],
         len(every), len(sites) - len(shown), min(bad, default=None),

@@ -76,11 +76,17 @@ export const word = ({ data, language }, name) => (name ? (data.words[name]?.[la
 export const whose = (t, view) => (typeof view.facts.seed === "number" || typeof view.facts.settings?.seed === "number" ? t("run.whose.seed", { seed: view.facts.settings?.seed ?? view.facts.seed }) : t("run.whose"));
 
 /**
+ * Sentences one after another, as the language shown sets them; empty ones left out.
+ * @param {(string | false | null)[]} parts
+ */
+export const sentences = (...parts) => parts.filter(Boolean).join(document.documentElement.lang.startsWith("zh") ? "" : " ");
+
+/**
  * Where readings were left out or were not finite.
  * @param {Context["t"]} t
  * @param {Quantity} of
  */
-export const gaps = (t, of) => [of.recorded > of.steps.length ? t("run.thinned", { kept: of.steps.length, all: of.recorded }) : "", of.broken === null ? "" : t("run.broken", { step: of.broken })].filter(Boolean).join(" ");
+export const gaps = (t, of) => sentences(of.recorded > of.steps.length && t("run.thinned", { kept: of.steps.length, all: of.recorded }), of.broken !== null && t("run.broken", { step: of.broken }));
 
 /**
  * A sentence in place of figures that a run has no readings for.

@@ -53,7 +53,7 @@ if (view) {
   /** The sweep that a trial belongs to. */
   const parents = (/** @type {import("./elements.js").Context["t"]} */ t) => {
     const found = /^(?:(.*)\/)?trials\/[^/]+$/.exec(kind === "run" ? at : "");
-    return found ? [" / ", h("a", { href: linkTo(address(), "sweep", found[1] ?? "."), "aria-label": t("list.sweep.of") }, found[1] ?? t("list.sweep.of"))] : [];
+    return found ? [" / ", h("a", { href: linkTo(address(), "sweep", found[1] ?? ".")}, found[1] ?? t("list.sweep.of"))] : [];
   };
   let said = "";
   /** @type {ReturnType<typeof start> | null} */

@@ -1,7 +1,7 @@
 /** Depth: what a run's blocks do to the stream, at any recorded step. */
 
 import { h, number, slider, tick } from "../elements.js";
-import { gaps, overSteps, panel, quantity, silence, whose } from "../panels.js";
+import { gaps, overSteps, panel, quantity, sentences, silence, whose } from "../panels.js";
 
 const SHOWN = ["stream_rms", "stream_grad", "param_grad", "update_ratio", "branch_share", "angle"];
 const SHARES = ["branch_share", "angle"]; // on a straight axis; the others span magnitudes
@@ -57,10 +57,10 @@ function mount(root, { t, data, follow }) {
       drawn.draw({
         lines: [...start.map((line) => ({ name: "", kind: "b", points: line, label: t("depth.then", { step: of.steps[0] }) })), ...now.map((line) => ({ name: "", kind: "a", points: line, label: t("depth.now", { step }) }))],
         x: t("block"), y: t(`quantity.${name}.axis`), log: !SHARES.includes(name), xRange: [1, Math.max(2, of.sites.length)], yRange: SHARES.includes(name) ? [0, 0] : undefined,
-      }, [points.length ? t("depth.read", { step, low: number(points[0][1]), high: number(points[points.length - 1][1]), blocks: of.sites.length }) : t("depth.missing", { step }), state.first && start.length ? t("depth.dashed", { step: of.steps[0] }) : "", whose(t, view), gaps(t, of)].filter(Boolean).join(" "));
+      }, sentences(points.length ? t("depth.read", { step, low: number(points[0][1]), high: number(points[points.length - 1][1]), blocks: of.sites.length }) : t("depth.missing", { step }), state.first && start.length ? t("depth.dashed", { step: of.steps[0] }) : "", whose(t, view), gaps(t, of)));
     }
     const of = quantity(view, "effective_depth");
-    if (effective && of) effective.draw({ lines: of.sites.map((site, i) => ({ name: "", kind: i ? "b" : "a", points: overSteps(of, site), label: of.sites.length > 1 ? site : t("quantity.effective_depth") })), x: t("step"), y: t("quantity.effective_depth.axis"), mark: step, yRange: [0, 1] }, [t("depth.effective"), whose(t, view)].join(" "));
+    if (effective && of) effective.draw({ lines: of.sites.map((site, i) => ({ name: "", kind: i ? "b" : "a", points: overSteps(of, site), label: of.sites.length > 1 ? site : t("quantity.effective_depth") })), x: t("step"), y: t("quantity.effective_depth.axis"), mark: step, yRange: [0, 1] }, sentences(t("depth.effective"), whose(t, view)));
   };
   const control = () => {
     const all = steps(), step = state.step !== null && all.includes(state.step) ? state.step : all[all.length - 1];

@@ -1,7 +1,7 @@
 /** Diagnosis: how a run goes, what is wrong in it, why, what to do, and the window it was seen in. */
 
 import { h, number } from "../elements.js";
-import { list, overSteps, panel, quantity, whose, word } from "../panels.js";
+import { list, overSteps, panel, quantity, sentences, whose, word } from "../panels.js";
 
 const FAINT = 40;
 
@@ -35,14 +35,14 @@ function evidence(context, view, finding) {
   if (!name) return null;
   const drawn = panel(t, t(`quantity.${name}`), 190), window = /** @type {[number, number]} */ (finding.steps);
   const read = t("diagnosis.window", { first: window[0], last: window[1] });
-  if (name === "loss") drawn.draw(losses(context, view, [window]), [read, whose(t, view)].join(" "));
+  if (name === "loss") drawn.draw(losses(context, view, [window]), sentences(read, whose(t, view)));
   else {
     const of = quantity(view, name);
     if (!of) return null;
     const site = of.sites.includes(finding.site) ? finding.site : of.sites[0];
     const faint = of.sites.filter((other) => other !== site).slice(0, FAINT).map((other) => ({ name: "", kind: "a", faint: true, points: overSteps(of, other) }));
     drawn.draw({ lines: [...faint, { name: "", kind: "a", points: overSteps(of, site), label: site }], x: t("step"), y: t(`quantity.${name}.axis`), log: ["stream_grad", "stream_rms", "param_grad", "update_ratio"].includes(name), spans: [window] },
-      [read, faint.length ? t("diagnosis.others", { site }) : "", whose(t, view)].filter(Boolean).join(" "));
+      sentences(read, faint.length ? t("diagnosis.others", { site }) : "", whose(t, view)));
   }
   return drawn.element;
 }
@@ -61,7 +61,7 @@ function mount(root, context) {
     const last = view.fresh?.at(-1)?.[1] ?? view.curves.train[0]?.mean.at(-1);
     status.textContent = t("run.status", { status: word(context, view.facts.status), step: view.last_step, loss: last === undefined ? "–" : number(last, 4) });
     const train = view.curves.train[0], width = train && train.steps.length > 1 ? train.steps[1] - train.steps[0] : 1;
-    loss.draw(losses(context, view, spans()), [train || view.curves.heldout[0] ? t("run.losses.read") : t("run.losses.none"), width > 1 ? t("run.binned", { width }) : "", typeof view.blind === "number" ? t("run.blind") : "", spans().length ? t("diagnosis.shaded") : "", whose(t, view)].filter(Boolean).join(" "));
+    loss.draw(losses(context, view, spans()), sentences(train || view.curves.heldout[0] ? t("run.losses.read") : t("run.losses.none"), width > 1 ? t("run.binned", { width }) : "", typeof view.blind === "number" ? t("run.blind") : "", spans().length ? t("diagnosis.shaded") : "", whose(t, view)));
   };
   const articles = findings.map((/** @type {any} */ f) => h("article", { class: `finding ${f.severity}` },
     h("h3", {}, h("span", { class: "severity" }, word(context, f.severity)), ` ${word(context, f.rule)}`),

@@ -1,7 +1,7 @@
 /** Geometry: how long and how alike tokens are behind the norms of a run, and who is near whom where that was asked. */
 
 import { choice, h, menu, number, s, slider } from "../elements.js";
-import { gaps, overSteps, panel, quantity, silence, whose } from "../panels.js";
+import { gaps, overSteps, panel, quantity, sentences, silence, whose } from "../panels.js";
 
 const SHOWN = ["length", "length_spread", "anisotropy", "mean_angle", "kurtosis_out", "neighbours_kept"];
 const FORMS = ["before", "plain", "after"];
@@ -71,7 +71,7 @@ function mount(root, { t, data, follow }) {
     const faint = of.sites.filter((other) => other !== state.site).slice(0, FAINT).map((other) => ({ name: "", kind: "a", faint: true, points: overSteps(of, other) }));
     const points = overSteps(of, state.site);
     drawn.draw({ lines: [...faint, { name: "", kind: "a", points, label: state.site }], x: t("step"), y: t(`quantity.${name}.axis`), yRange: [0, 0] },
-      [t(`geometry.${name}`), points.length ? t("geometry.read", { site: state.site, first: number(points[0][1]), last: number(points[points.length - 1][1]) }) : t("stats.absent", { site: state.site }), faint.length ? t("stats.faint") : "", whose(t, view), gaps(t, of)].filter(Boolean).join(" "));
+      sentences(t(`geometry.${name}`), points.length ? t("geometry.read", { site: state.site, first: number(points[0][1]), last: number(points[points.length - 1][1]) }) : t("stats.absent", { site: state.site }), faint.length ? t("stats.faint") : "", whose(t, view), gaps(t, of)));
   });
   if (all.length) root.append(h("div", { class: "row" }, menu(t("stats.norm"), all.map((site) => ({ value: site, text: site })), state.site, (site) => { state.site = site; draw(); })));
   root.append(h("div", { class: "charts" }, ...panels.map(({ drawn }) => drawn.element)));

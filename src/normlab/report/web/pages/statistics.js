@@ -1,7 +1,7 @@
 /** Statistics: what a norm's statistics do in training, over the recorded steps of a run. */
 
 import { h, menu } from "../elements.js";
-import { gaps, overSteps, panel, quantity, silence, whose } from "../panels.js";
+import { gaps, overSteps, panel, quantity, sentences, silence, whose } from "../panels.js";
 
 /** What is drawn together: up to two quantities of the norm shown, the other norms' first one faintly behind. */
 const FIGURES = [
@@ -42,7 +42,7 @@ function mount(root, { t, data, follow }) {
     const lines = held.map((q, i) => ({ name: "AB"[i], kind: "ab"[i], points: overSteps(q, site), label: t(`quantity.${q.quantity}`) }));
     const faint = f.others && first ? first.sites.filter((other) => other !== site).slice(0, FAINT).map((other) => ({ name: "", kind: "a", faint: true, points: overSteps(first, other) })) : [];
     drawn.draw({ lines: [...faint, ...lines], x: t("step"), y: t(`stats.${f.id}.axis`), yRange: [0, 0] },
-      [t(`stats.${f.id}.read`), f.of === "norm" && !lines.some((line) => line.points.length) ? t("stats.absent", { site }) : "", faint.length ? t("stats.faint") : "", whose(t, view), first ? gaps(t, first) : ""].filter(Boolean).join(" "));
+      sentences(t(`stats.${f.id}.read`), f.of === "norm" && !lines.some((line) => line.points.length) ? t("stats.absent", { site }) : "", faint.length ? t("stats.faint") : "", whose(t, view), first ? gaps(t, first) : ""));
   });
   if (all.length) root.append(h("div", { class: "row" }, menu(t("stats.norm"), all.map((site) => ({ value: site, text: site })), state.site, (site) => { state.site = site; draw(); })));
   root.append(h("div", { class: "charts" }, ...panels.map(({ drawn }) => drawn.element)));
