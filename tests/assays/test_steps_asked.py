@@ -152,6 +152,57 @@ def test_an_optimizer_may_have_parameters_that_are_not_the_models():
     assert torch.equal(elsewhere.weight, before) and torch.equal(elsewhere.weight.grad, torch.ones(2, 2))
 
 
+class MasterWeights(torch.optim.Optimizer):
+    """Keeps averages of 16-bit weights in float32, as optimizers for mixed precision do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "steps": 0})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in (p for p in group["params"] if p.grad is not None):
+                average = self.state[p].setdefault("average", torch.zeros(p.shape))
+                average.mul_(0.9).add_(p.grad.float(), alpha=1 / 3)
+                p.data.add_(average.to(p.dtype), alpha=-group["lr"])
+
+
+def test_float32_averages_of_16_bit_weights_stay_float32():
+    model = nn.Linear(3, 2).bfloat16()
+    optimizer, x = MasterWeights(model.parameters()), torch.randn(5, 3).bfloat16()
+    model(x).square().mean().backward()
+    optimizer.step()
+    before = {p: s["average"].clone() for p, s in optimizer.state.items()}
+    assert any(not torch.equal(a, a.bfloat16().float()) for a in before.values())  # 16 bits would not hold them
+    assays.smoothness(model, lambda m: m(x).square().mean(), optimizer=optimizer)
+    assert optimizer.param_groups[0]["steps"] == 1 and optimizer.state.keys() == before.keys()
+    for p, average in before.items():
+        assert optimizer.state[p]["average"].dtype == torch.float32
+        assert torch.equal(optimizer.state[p]["average"], average)
+
+
+class Replaces(nn.Module):
+    """Puts a new tensor in a buffer's place, as many write running averages."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(3))
+
+    def forward(self, x):
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        return x - self.average
+
+
+def test_a_buffer_that_is_replaced_is_the_old_one_again():
+    model = Replaces()
+    model(torch.randn(5, 3))
+    held, value = model.average, model.average.clone()
+    with assays.untouched(model):
+        model(torch.randn(5, 3))
+        assert model.average is not held
+    assert model.average is held and torch.equal(held, value)
+
+
 def test_a_backward_inside_does_not_reach_the_callers_gradients():
     model = decoder()
     next_token_loss(model).backward()

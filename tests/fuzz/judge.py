@@ -331,13 +331,19 @@ def _meanwhile(plan: Plan, name: str, role: str, t: dict[str, Any]) -> None:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    nan = torch.zeros(a.numel(), dtype=torch.bool)
     if a.is_floating_point():  # any NaN is as good as another
-        nan = a != a
-        if not torch.equal(nan, b != b):
+        nan = (a != a).reshape(-1)
+        if not torch.equal(nan, (b != b).reshape(-1)):
             return False
-        a, b = (torch.where(nan, torch.zeros((), dtype=t.dtype), t) for t in (a, b))
-    a, b = a.reshape(-1), b.reshape(-1)
-    return a.numel() == 0 or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    # By bytes: an old torch can do little else with eight-bit floating types.
+    same = (_bytes(a) == _bytes(b)).all(1)
+    return bool((same | nan).all())
+
+
+def _bytes(t: Tensor) -> Tensor:
+    """(values, bytes of each)."""
+    return t.contiguous().reshape(-1).view(torch.uint8).reshape(t.numel(), t.element_size())
 
 
 def _compute_step(plan: Plan) -> float:

@@ -38,8 +38,10 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
     tensors: list[Tensor] = [*stepped, *model.buffers()]
     held = [t.detach().clone() for t in tensors]
     grads = [(p, p.grad) for p in stepped]
+    # A model may write into a buffer, or put another tensor in its place.
+    owned = [(m, {**m._buffers}) for m in model.modules()]
     modes = [(m, m.training) for m in model.modules()]
-    state = None if optimizer is None else copy.deepcopy(optimizer.state_dict())
+    kept = None if optimizer is None else _Kept(optimizer)
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
     try:
         with torch.random.fork_rng(devices=devices):
@@ -52,10 +54,27 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
                 t.copy_(value)
         for p, grad in grads:
             p.grad = grad
+        for module, buffers in owned:
+            module._buffers.update(buffers)
         for module, training in modes:
             module.training = training
-        if optimizer is not None and state is not None:
-            optimizer.load_state_dict(state)
+        if kept is not None:
+            kept.put_back()
+
+
+class _Kept:
+    """An optimizer's state and settings. Not by load_state_dict, which casts float32 averages of 16-bit weights to 16 bits and fires hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = {p: copy.deepcopy(of_parameter) for p, of_parameter in optimizer.state.items()}
+        self._settings = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+
+    def put_back(self) -> None:
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
+            group.update(settings)
 
 
 def number(loss: Any) -> float:
