@@ -18,6 +18,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -74,12 +75,13 @@ class Client(threading.Thread):
         self.came: dict[int, float] = {}
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.connection.request("GET", f"/events/run?at=live&from={place}")
+        self.socket: socket.socket = self.connection.sock
         self.response = self.connection.getresponse()
 
     def run(self) -> None:
         try:
             while line := self.response.readline():
-                if line.startswith(b"data: [") or line.startswith(b"data: [{"):
+                if line.startswith(b"data: ["):
                     now = time.perf_counter()
                     for told in json.loads(line[6:]):
                         self.came.setdefault(told["step"], now)
@@ -106,6 +108,8 @@ def delays(folder: Path, port: int, clients: int, seconds: float, rate: float = 
     writer.close()
     found = sorted(c.came[s] - written[s] for c in following for s in written if s in c.came)
     for client in following:
+        client.socket.shutdown(socket.SHUT_RDWR)  # closing would wait for whoever is reading
+        client.join()
         client.connection.close()
     shutil.rmtree(folder / "live")
     every = clients * len(written)
