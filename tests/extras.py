@@ -59,15 +59,31 @@ write_claims("a/b", ClaimsRun(budget="quick", results=(result,)))
 USES: dict[str, Use] = {
     "": Use(
         commands=("list", "doctor --no-allocator", f"train {SMALL} --show", "explore -o page.html"),
-        program=TRAINING + "train()\nprint(normlab.diagnose('run'))",
+        program=TRAINING + "train()\nprint(normlab.diagnose('run'))\nprint(normlab.report.write('run', 'run.html'))",
         refused=(
-            ("compare", "lab"), ("train --steps 2", "lab"), ("report run", "lab"), ("completion bash", "completion"),
+            ("compare", "lab"), ("train --steps 2", "lab"), ("serve run", "ui"), ("completion bash", "completion"),
             ("compare --engine ray", "lab"), ("runs export run a.parquet", "parquet"),
         ),
     ),
     "lab": Use(
         commands=(f"train {SMALL} --out a --checkpoint-seconds 0", "report a", f"{GRID} --out b", "report b"),
         refused=((f"{GRID} --engine ray", "ray"), (f"{GRID} --task digits", "digits")),
+    ),
+    "ui": Use(
+        program=TRAINING + """train()
+import json, threading, time, urllib.request
+from normlab.report import serve
+bound = serve.bind("127.0.0.1", 0)
+server = serve.Server(serve.App("."))
+thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.socket]}, daemon=True)
+thread.start()
+while not server.started:
+    time.sleep(0.05)
+assert [e["key"] for e in json.load(urllib.request.urlopen(bound.address + "data/list"))["entries"]] == ["run"]
+assert json.load(urllib.request.urlopen(bound.address + "data/run?at=run"))["last_step"] == 3
+server.handle_exit(2, None)
+thread.join(10)
+""",
     ),
     "digits": Use(commands=(f"{GRID} --task digits --out a",)),
     "datasets": Use(

@@ -103,6 +103,8 @@ ALLOWED = {
     "jinja2": lambda module: module == "normlab.report.html",
     "plotly": lambda module: module == "normlab.report.html",
     "matplotlib": lambda module: module == "normlab.claims.figures",
+    "starlette": lambda module: module.startswith("normlab.report.serve"),
+    "uvicorn": lambda module: module.startswith("normlab.report.serve"),
     "onnx": lambda module: module == "normlab.bench.numerics",
     "onnxruntime": lambda module: module == "normlab.bench.numerics",
 }
@@ -351,7 +353,7 @@ def test_make_targets_and_verbs_are_complete():
     assert {"setup", "demo", "test", "check", "bench"} <= make_targets()
     assert set(cli.VERBS) == {
         "list", "doctor", "bench", "lr-range", "diagnose", "inspect", "runs", "numerics", "compare", "answer", "train", "report",
-        "explore", "completion", "claims",
+        "serve", "explore", "completion", "claims",
     }  # fmt: skip
 
 

@@ -12,8 +12,9 @@ keeps the rate from being called stable, since a program may break because its n
 from __future__ import annotations
 
 from .chosen import sentences as choices
+from .inside import why
 from .judge import answer, read, settled
 from .matched import MatchedGap, loss_points, matched_gaps
 from .metrics import METRICS
 
-__all__ = ["METRICS", "MatchedGap", "answer", "choices", "loss_points", "matched_gaps", "read", "settled"]
+__all__ = ["METRICS", "MatchedGap", "answer", "choices", "loss_points", "matched_gaps", "read", "settled", "why"]

@@ -26,6 +26,7 @@ from . import (
     numerics,
     report,
     runs,
+    serve,
     train,
 )
 from .show import OutputFailed, Parser, note
@@ -44,6 +45,7 @@ EXAMPLES = """examples:
   normlab claims --quick            the folklore on trial: what holds, what does not, with numbers
   normlab train experiment.toml     one experiment, one run directory
   normlab report runs/a             a page from a sweep or a run
+  normlab serve runs                the same, live, for every run and sweep in a folder
   normlab explore                   play with norms and placements in a browser
   normlab numerics                  largest errors against float64
   normlab completion bash           completion for your shell
@@ -63,6 +65,7 @@ VERBS: dict[str, Any] = {
     "claims": claims.run,
     "train": train.run,
     "report": report.run,
+    "serve": serve.run,
     "explore": explore.run,
     "completion": completion.run,
     "numerics": numerics.run,
@@ -93,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         claims,
         train,
         report,
+        serve,
         explore,
         completion,
         numerics,

@@ -13,8 +13,9 @@ loss fell as it does under "pre". Thresholds lie between the healthy and the sic
 from __future__ import annotations
 
 from .advice import ADVICE, SOURCES
+from .evidence import EVIDENCE
 from .finding import FEW, SEVERITIES, Diagnosis, Finding
 from .record import Record
 from .rules import RULES, diagnose
 
-__all__ = ["ADVICE", "FEW", "RULES", "SEVERITIES", "SOURCES", "Diagnosis", "Finding", "Record", "diagnose"]
+__all__ = ["ADVICE", "EVIDENCE", "FEW", "RULES", "SEVERITIES", "SOURCES", "Diagnosis", "Finding", "Record", "diagnose"]

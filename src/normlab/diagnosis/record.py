@@ -162,6 +162,8 @@ class Record:
 
 def _until(series: Series, end: float) -> Series:
     """Finite readings before ``end``."""
+    if (not series.steps or series.steps[-1] < end) and all(map(math.isfinite, series.values)):
+        return series  # nearly always, and there may be millions
     kept = [(s, v) for s, v in pairs(series) if s < end and math.isfinite(v)]
     return Series([s for s, _ in kept], [v for _, v in kept])
 

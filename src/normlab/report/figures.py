@@ -38,9 +38,10 @@ def styles(view: Data) -> dict[str, Data]:
 
 
 def figures(view: Data) -> list[Data]:
-    style, alone = styles(view), view["kind"] == "run"
-    found = [_curves(key, lines, style, alone, view) for key, lines in view["curves"].items() if lines]
-    return found + [_depth(d["quantity"], d["lines"], style, alone) for d in view["depth"]]
+    style = styles(view)
+    found = [f for key in ("difference", "behind_best") if (f := _differences(key, view, style))]
+    found += [_curves(key, lines, style, view) for key, lines in view["curves"].items() if lines]
+    return found + [_depth(d["quantity"], d["lines"], style) for d in view["depth"]]
 
 
 def _seeds(lines: list[Data]) -> Pair:
@@ -54,7 +55,7 @@ def _trace(cell: str, s: Data, **more: Any) -> Data:
             "marker": {"color": s["color"], "symbol": s["symbol"], "size": 7, "maxdisplayed": 8}, **more}  # fmt: skip
 
 
-def _curves(key: str, lines: list[Data], style: dict[str, Data], alone: bool, view: Data) -> Data:
+def _curves(key: str, lines: list[Data], style: dict[str, Data], view: Data) -> Data:
     # A loss that explodes would press all others flat; twice what a blind predictor has is far enough.
     top = max(2 * (view.get("blind") or 0.0), 1.2 * median(c["mean"][0] for c in lines))
     low, high = min(min(c["low"]) for c in lines), max(max(c["high"]) for c in lines)
@@ -73,10 +74,10 @@ def _curves(key: str, lines: list[Data], style: dict[str, Data], alone: bool, vi
             lost.append(_trace(cell, s, mode="markers", x=x, y=y, marker=marker, hovertemplate=both("hover_lost")))
     axis: Data = {"title": {"text": {k: escape(v) for k, v in both("loss_axis", unit=unit(view)).items()}}}
     layout: Data = {"xaxis": {"title": {"text": both("step")}}, "yaxis": axis}
-    read = [] if alone else [both("mean_read", n=_seeds(lines))]
+    read = [both("mean_read", n=_seeds(lines))]
     width = max((b - a for c in lines for a, b in pairwise(c["steps"])), default=1)
     read += [both("point_read", width=width)] if key == "train" and width > 1 else []
-    read += [both("lost_read_alone" if alone else "lost_read")] if lost else []
+    read += [both("lost_read")] if lost else []
     if cut:
         axis["range"] = [low - 0.05 * (top - low), top]
         read.append(both("cut", top=f"{top:.3g}"))
@@ -87,7 +88,77 @@ def _curves(key: str, lines: list[Data], style: dict[str, Data], alone: bool, vi
     return {"id": key, "title": both(key), "read": joined(*read), "data": bands + means + lost, "layout": layout}
 
 
-def _depth(quantity: str, lines: list[Data], style: dict[str, Data], alone: bool) -> Data:
+def _differences(key: str, view: Data, style: dict[str, Data]) -> Data | None:
+    """Differences and their intervals, a row for each cell; hollow where zero lies inside."""
+    rows = [(c["cell"], c[key]) for c in view["cells"] if c.get(key)]
+    if not rows:
+        return None
+    zero = view["baseline"] if key == "difference" else view["best"]
+    data = []
+    for place, (cell, d) in enumerate(rows):
+        s, ends = style[cell], (d["low"], d["high"])
+        bars = (
+            {}
+            if None in ends
+            else {
+                "type": "data",
+                "array": [ends[1] - d["mean"]],
+                "arrayminus": [d["mean"] - ends[0]],
+                "color": s["color"],
+                "thickness": 2,
+                "width": 5,
+            }
+        )
+        marker = {
+            "color": s["color"],
+            "symbol": "circle" if d["decided"] else "circle-open",
+            "size": 10,
+            "line": {"width": 2},
+        }
+        data.append(
+            _trace(
+                cell,
+                s,
+                mode="markers",
+                x=[d["mean"]],
+                y=[place],
+                error_x=bars,
+                marker=marker,
+                customdata=[ends],
+                hovertemplate=both("hover_difference"),
+            )
+        )
+    names = {
+        "tickvals": list(range(len(rows))),
+        "ticktext": [escape(cell) for cell, _ in rows],
+        "range": [len(rows) - 0.4, -0.6],
+    }
+    axis = {
+        k: escape(v)
+        for k, v in both(
+            "difference_axis", what=view["compared"]["title"], unit=view["compared"]["unit"] or unit(view)
+        ).items()
+    }
+    line = {
+        "type": "line",
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "x0": 0,
+        "x1": 0,
+        "line": {"width": 1.5, "color": "#888888"},
+    }
+    layout: Data = {"xaxis": {"title": {"text": axis}}, "yaxis": names, "shapes": [line]}
+    return {
+        "id": key,
+        "title": both(f"{key}_title", cell=zero),
+        "read": both("interval_read"),
+        "data": data,
+        "layout": layout,
+    }
+
+
+def _depth(quantity: str, lines: list[Data], style: dict[str, Data]) -> Data:
     data = []
     for c in lines:
         rows = [[i, m, h - m, m - lo, (escape(site), lo, h)] for i, (site, m, lo, h) in
@@ -101,7 +172,7 @@ def _depth(quantity: str, lines: list[Data], style: dict[str, Data], alone: bool
         data.append(_trace(c["cell"], s, x=x, y=mean, customdata=custom, error_y=bars if c["n"] > 1 else {},
                            hovertemplate=both("hover_block")))  # fmt: skip
     low, high = min(c["step"][0] for c in lines), max(c["step"][1] for c in lines)
-    read = [] if alone else [both("depth_read", n=_seeds(lines))]
+    read = [both("depth_read", n=_seeds(lines))]
     read.append(both("depth_step", low=low) if low == high else both("depth_steps", low=low, high=high))
     blocks = max(len(c["sites"]) for c in lines)
     layout: Data = {"xaxis": {"title": {"text": both("block")}, "tick0": 1, "dtick": -(-blocks // 12)},

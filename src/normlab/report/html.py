@@ -1,4 +1,4 @@
-"""The data of :mod:`normlab.report.views` as one page that needs no network: Plotly and everything else are in the file.
+"""The data of :mod:`normlab.report.views` as one page that needs no network. A sweep's is made here: Plotly and everything else are in the file.
 
 Both languages are in it; the page shows one. Data is escaped wherever it enters, and a content security policy lets the
 page's two scripts run, by their hashes, and nothing else: no name in a run can become code.
@@ -18,7 +18,7 @@ from ..diagnosis import FEW
 from ..errors import require
 from ..intervals import MOST_SEEDS
 from ..runs import Difference, replace_file
-from . import views
+from . import pages, views
 from .figures import Data, figures, styles, unit
 from .words import both, known
 
@@ -38,6 +38,11 @@ def write(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def render(view: Data) -> str:
+    """The page of a view: a run's by the modules of ``web/``, which need no extra; a sweep's by a template, with Plotly."""
+    return pages.run_page(view) if view["kind"] == "run" else _of_sweep(view)
+
+
+def _of_sweep(view: Data) -> str:
     require("a page", "lab", *NEEDS)
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import answer
-from ..diagnosis import FEW, Finding, diagnose
+from ..diagnosis import EVIDENCE, FEW, Finding, diagnose
 from ..errors import RunUnreadable
 from ..runs import (
     INFO,
     SUMMARY,
     Cell,
+    HeldRun,
     Result,
     Run,
     Series,
@@ -36,6 +37,7 @@ from ..runs import (
     read_trials,
     trial_folder,
 )
+from .recorded import recorded, snapshots
 from .shared_settings import common_settings, flat
 
 POINTS = 200  # of a curve
@@ -43,6 +45,7 @@ RUNS = 240  # run folders opened for one page
 BYTES = 200_000_000  # of readings; about two seconds to parse
 CELLS = 60  # whose runs are opened, the best first
 ROWS = 200  # of the list of failures
+TRIALS_LISTED = 2000
 DEPTH = ("stream_rms", "stream_grad", "param_grad", "angle")  # by block, in the order they are shown
 WRONG = ("failed", "diverged", "collapsed", "untrained")  # outcomes other than trained, the gravest first
 
@@ -83,7 +86,7 @@ def _of_sweep(folder: Path) -> Data:
         "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": summary.planned or (None if grid is None else grid.planned), "failed": sum(t.outcome == "failed" for t in trials),
-        "verdict": summary.verdict.to_dict(), "metric": summary.metric, "common_target": summary.common_target,
+        "verdict": summary.verdict.to_dict(), "why": [{"en": en, "zh": zh} for en, zh in answer.why(summary)], "metric": summary.metric, "compared": _compared(summary.metric), "common_target": summary.common_target,
         "choices": [{"cells": names, "en": en, "zh": zh} for names, (en, zh) in answer.choices(summary)],
         "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
         "curves": {
@@ -93,6 +96,7 @@ def _of_sweep(folder: Path) -> Data:
         "depth": _depth({n: (shown[n], read.get(n, [])) for n in shown}),
         "findings": [{"cell": n, "lr": shown[n], **read[n][0]["found"]} for n in shown if read.get(n)],
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
+        "trials": [{k: getattr(t, k) for k in ("name", "cell", "lr", "seed", "outcome", "loss", "folder")} for t in trials[:TRIALS_LISTED]],
         "refused": [{**r.to_dict(), "reason": {"en": r.reason, "zh": r.reason_zh or r.reason}} for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
         "facts": {
             **{k: getattr(summary, k) for k in ("task", "unit", "baseline", "blind", "target_loss", "created")},
@@ -112,6 +116,15 @@ def _summary(folder: Path) -> Summary:
         if len(trials) > len(written.trials) or not holds_summary(folder):
             return answer.answer(grid, trials, margin=written.margin)
     return written
+
+
+def _compared(metric: str) -> Data:
+    """What differences are differences of, and its unit (None: that of the loss)."""
+    found = answer.METRICS[metric] if metric in answer.METRICS else answer.METRICS["loss"]
+    return {
+        key: None if pair is None else {"en": pair[0], "zh": pair[1]}
+        for key, pair in (("title", found.title), ("unit", found.unit))
+    }
 
 
 def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None) -> Data:
@@ -194,7 +207,7 @@ def _open(folder: Path, wanted: Mapping[str, Sequence[TrialResult]]) -> tuple[di
             trial, steps = trials[turn], int(max(t.steps or 0 for t in trials))
             where = folder / trial.folder if trial.folder else trial_folder(folder, str(trial.name))
             try:
-                run = Run(where)
+                run = HeldRun(where)
                 count, size = count + 1, size + sum(f.stat().st_size for f in run.folder.glob("*.jsonl"))
                 digest = _digest(run, steps)
                 read[name].append(digest if read[name] else {**digest, "found": _found(run, trial.seed, digest)})
@@ -227,12 +240,14 @@ def _finding(en: Finding, zh: Finding) -> Data:
     """With its words in both languages."""
     words = {key: {"en": getattr(en, key), "zh": getattr(zh, key)} for key in ("verdict", "why")}
     tries = [{"en": a, "zh": b} for a, b in zip(en.try_, zh.try_, strict=True)]
-    return {**en.to_dict(), **words, "try": tries}
+    return {**en.to_dict(), **words, "try": tries, "evidence": list(EVIDENCE[en.rule])}
 
 
 def _of_run(folder: Path) -> Data:
-    run = Run(folder)
+    run = HeldRun(folder)
     read, info = _digest(run), run.info
+    table = run.table()
+    last = max((series.steps[-1] for sites in table.values() for series in sites.values()), default=0)
     result, task, settings = (_dict(info.get(k)) for k in ("result", "task", "experiment"))
     ended = Result.from_dict(result)
     settings = settings or _dict(info.get("config"))
@@ -246,7 +261,7 @@ def _of_run(folder: Path) -> Data:
         "cells": [{"cell": name, "shown_lr": rate}],
         "curves": {key: [c for c in [_curve(name, rate, [line])] if c]
                    for key, line in (("train", read["loss"]), ("heldout", heldout))},
-        "depth": _depth({name: (rate, [read])}),
+        "depth": _depth({name: (rate, [read])}), "quantities": recorded(run, table), "snapshots": snapshots(run.events()), "last_step": last, "token_bytes": task.get("unit") == "nats per byte",
         "findings": [{"cell": name, "lr": rate, **_found(run, info.get("seed"), read)}], "not_opened": 0, "unreadable": [],
         "facts": {**{k: known.get(k) for k in keys}, **_facts(None, info, settings)},
     }  # fmt: skip

@@ -12,7 +12,6 @@ LANGUAGES = ("en", "zh")
 WORDS: dict[str, tuple[str, str]] = {
     # the page
     "sweep": ("Comparison", "比较"),
-    "run": ("Run", "运行记录"),
     "no_script": ("Figures need JavaScript; tables do not.", "看图需要 JavaScript；看表不需要。"),
     "incomplete": (
         "Not complete: {ended} of {planned} trials have ended. Everything below may change.",
@@ -124,7 +123,6 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "point_read": ("Each point is the mean of {width} steps.", "每点是 {width} 步的平均。"),
     "lost_read": ("×: a seed diverged; the mean goes on without it.", "×：一个种子发散，此后的平均不含它。"),
-    "lost_read_alone": ("×: the loss stopped being finite.", "×：损失不再是有限值。"),
     "blind_read": ("Dotted: a predictor that never sees the input.", "点线：从不看输入的盲预测器。"),
     "cut": ("Values above {top} are cut off.", "高于 {top} 的值未画出。"),
     "seeds": ("n = {n} seeds", "n = {n} 个种子"),
@@ -149,6 +147,19 @@ WORDS: dict[str, tuple[str, str]] = {
         "%{{customdata[1]:.4g}} to %{{customdata[2]:.4g}}<extra></extra>",
         "%{{fullData.name}}<br>%{{customdata[0]}}：%{{y:.4g}}<br>"
         "%{{customdata[1]:.4g}} 到 %{{customdata[2]:.4g}}<extra></extra>",
+    ),
+    "hover_difference": (
+        "%{{fullData.name}}: %{{x:+.4g}}<br>%{{customdata[0]:+.4g}} to %{{customdata[1]:+.4g}}<extra></extra>",
+        "%{{fullData.name}}：%{{x:+.4g}}<br>%{{customdata[0]:+.4g}} 到 %{{customdata[1]:+.4g}}<extra></extra>",
+    ),
+    "differences": ("Differences", "差距"),
+    "difference_title": ("Difference from the baseline, {cell}", "与基线 {cell} 的差距"),
+    "behind_best_title": ("Behind the best, {cell}", "落后最佳者 {cell} 的差距"),
+    "difference_axis": ("difference of the {what}, {unit}", "{what}之差，{unit}"),
+    "interval_read": (
+        "Points: means over seeds, paired. Lines: intervals that hold for all pairs of cells together (95 %). Hollow: the interval holds zero. "
+        "Left of zero is better.",
+        "点是逐种子相减的平均，线是对所有组合的配对同时成立的 95 % 置信区间。空心：区间包含零。零的左边更好。",
     ),
     "few_shown": (
         "The first {n} are shown; tick others to add them to every figure.",
@@ -180,10 +191,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "findings_read": (
         "Rules of normlab diagnose over one run of each cell, at the rate named; trials that did not train have theirs below. Silence is no proof of health.",
         "用 normlab diagnose 的规则检查每个组合在所示学习率下的一份运行记录；没有训练成功的试验各有诊断，见下文。没有诊断结果不等于没有问题。",
-    ),
-    "findings_read_alone": (
-        "Rules of normlab diagnose over this run. Silence is no proof of health.",
-        "用 normlab diagnose 的规则检查这份运行记录。没有诊断结果不等于没有问题。",
     ),
     "few_recorded": (
         "{k} recorded steps; most rules need {few} and stayed silent.",
@@ -249,7 +256,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "data": ("data (SHA-256)", "数据（SHA-256）"),
     "versions": ("versions", "版本"),
     "settings": ("Settings common to all trials", "全部试验共用的设置"),
-    "settings_alone": ("Settings", "设置"),
     "made_by": ("Made by normlab. This file needs no network.", "由 normlab 生成。看这个文件不用联网。"),
     **RULE_NAMES,
     # statuses of normlab.runs

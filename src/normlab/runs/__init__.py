@@ -10,6 +10,7 @@ sweep    one sweep: its grid, its trials' folders, its summary          axes    
 claims   what was measured for claims, and their verdicts
 rule_names  rules of the diagnosis in words
 spread   a quantity over steps and sites, of several runs in one table
+tail     what has come to a run since a place in its readings
 
 A line is {"step": 12, "time": 3.41, "values": {probe: {site: number}}}; an event is {"step": 40, "time": 9.5,
 "event": "nonfinite", ...}. Numbers that JSON lacks are the strings "nan", "inf" and "-inf".
@@ -37,7 +38,7 @@ from .claims import (
     write_evidence,
 )
 from .contents import STATUSES
-from .files import read_text, replace_file, replacing
+from .files import confined, read_text, replace_file, replacing
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -55,7 +56,7 @@ from .records import (
     Verdict,
 )
 from .rule_names import RULE_NAMES, in_chinese
-from .run import INFO, READINGS, SCHEMA, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
+from .run import INFO, READINGS, SCHEMA, HeldRun, Run, Series, Writer, decode, encode, export_csv, export_parquet, find
 from .spread import Spread, spread, spread_table, spreads
 from .sweep import (
     EQUAL,
@@ -74,6 +75,7 @@ from .sweep import (
     write_grid,
     write_summary,
 )
+from .tail import Grown, Place, end_of, grown
 
 __all__ = [
     "BUDGETS",
@@ -103,6 +105,9 @@ __all__ = [
     "Estimate",
     "Evidence",
     "Grid",
+    "Grown",
+    "HeldRun",
+    "Place",
     "Rate",
     "Refused",
     "Result",
@@ -116,12 +121,15 @@ __all__ = [
     "Verdict",
     "Writer",
     "cell_name",
+    "confined",
     "decode",
     "encode",
+    "end_of",
     "export_csv",
     "export_parquet",
     "find",
     "finished_result",
+    "grown",
     "holds_claims",
     "holds_summary",
     "holds_sweep",

@@ -49,12 +49,19 @@ RUN = record({"status": one_of(*STATUSES)}, {
     "task": if_object(record({}, {"name": maybe(text), "unit": maybe(text), "blind": figure})),
 })  # fmt: skip
 RUN_FILE = Kind("run", "run.json", "normlab.run/1", RUN, 64 * 2**20)
+_CLOUD = record(
+    {"coordinates": list_of(list_of(number)), "neighbours": list_of(list_of(whole))},
+    each("explained mean_cosine", figure),
+)
 EVENTS: dict[str, Shape] = {  # those that somebody reads; others may hold anything
     "nonfinite": record({}, {
         "site": maybe(text),
         "frames": maybe(list_of(record({"step": step, "loss": spelled, "largest": table_of(spelled)}))),
     }),
     "leak": LEAK,
+    "token similarity": record(
+        {"site": text, "places": list_of(whole), **each("before plain after", _CLOUD)}, {"tokens": maybe(list_of(whole))}
+    ),
 }  # fmt: skip
 
 

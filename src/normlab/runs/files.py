@@ -2,6 +2,7 @@
 
 A name in a folder may stand for a pipe that nobody writes to, a device without an end, or a terabyte; opening or reading it in
 the ordinary way would never return. Here only regular files are read, up to a limit and to the length they had when opened.
+It may also be a link to somewhere else: inside of :func:`confined` only what really lies below a folder is read.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +25,29 @@ DEPTH = 64  # levels of nesting: what walks over data must not run out of stack
 LARGEST = 1e150  # of a number: its square is finite, so no mean or spread overflows
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CONFINED: ContextVar[Path | None] = ContextVar("confined", default=None)
+
+
+@contextmanager
+def confined(root: str | Path) -> Iterator[None]:
+    """Inside, reading is refused to what lies elsewhere than below this folder, all links followed. Threads begin unconfined."""
+    before = _CONFINED.set(Path(os.path.realpath(root)))
+    try:
+        yield
+    finally:
+        _CONFINED.reset(before)
+
+
+def _leads_out(path: Path, opened_as: os.stat_result) -> bool:
+    """Looked at after opening: a link that is changed in between names another file than the one that is open."""
+    root = _CONFINED.get()
+    if root is None:
+        return False
+    real = Path(os.path.realpath(path))
+    try:
+        return not (real.is_relative_to(root) and os.path.samestat(os.stat(real), opened_as))
+    except OSError:
+        return True
 
 
 @contextmanager
@@ -38,6 +63,9 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise RunUnreadable(f"{path} is not a regular file but {_kind(status.st_mode)}")
+    if _leads_out(path, status):
+        os.close(handle)
+        raise RunUnreadable(f"{path} is a link that leads out of the folder that may be read")
     with open(handle, "rb") as file:
         try:
             yield file, status.st_size

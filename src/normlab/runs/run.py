@@ -8,11 +8,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import RunUnreadable, need
 from .contents import RUN_FILE, reading
@@ -116,18 +116,22 @@ def _cut_torn_line(path: Path) -> None:
     """Before appending to a file whose last line is torn: the next line must not continue it."""
     try:
         with opened(path) as (file, end):
-            at, keep = end, 0
-            while at > 0:
-                start = max(0, at - 65536)
-                file.seek(start)
-                if (found := file.read(at - start).rfind(b"\n")) >= 0:
-                    keep = start + found + 1
-                    break
-                at = start
+            keep = end_of_lines(file, end)
     except FileNotFoundError:
         return
     if keep < end:
         os.truncate(path, keep)
+
+
+def end_of_lines(file: IO[bytes], end: int) -> int:
+    """Where the last whole line before ``end`` ends."""
+    while end > 0:
+        start = max(0, end - 65536)
+        file.seek(start)
+        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _cut_after(path: Path, step: int) -> None:
@@ -139,14 +143,14 @@ def _cut_after(path: Path, step: int) -> None:
             try:
                 keep = reading(line)["step"] <= step
             except ValueError as error:
-                raise _not_a_reading(path, number, error) from error
+                raise not_a_reading(path, f"line {number}", error) from error
             if keep:
                 new.write(line)
 
 
-def _not_a_reading(path: Path, number: int, error: ValueError) -> RunUnreadable:
+def not_a_reading(path: Path, place: str, error: ValueError) -> RunUnreadable:
     what = "is not valid JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else "is not a reading"
-    return RunUnreadable(f"{path}, line {number} {what}: {error}")
+    return RunUnreadable(f"{path}, {place} {what}: {error}")
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -165,6 +169,23 @@ class Series:
 
     def last(self) -> float:
         return self.values[-1]
+
+
+def _table(lines: Iterable[dict[str, Any]], probes: tuple[str, ...]) -> dict[str, dict[str, Series]]:
+    found: dict[str, dict[str, Series]] = {}
+    for line in lines:
+        step = line["step"]
+        for probe, sites in line.get("values", {}).items():
+            if probes and probe not in probes:
+                continue
+            kept = found.setdefault(probe, {})
+            for site, value in sites.items():
+                series = kept.get(site)
+                if series is None:
+                    series = kept[site] = Series([], [])
+                series.steps.append(step)
+                series.values.append(value if type(value) is float else decode(value))
+    return found
 
 
 class Run:
@@ -194,7 +215,7 @@ class Run:
             except ValueError as error:
                 if not line.endswith(b"\n"):
                     return
-                raise _not_a_reading(path, number, error) from error
+                raise not_a_reading(path, f"line {number}", error) from error
             yield found
 
     def readings(self) -> Iterator[tuple[int, str, str, float]]:
@@ -210,20 +231,7 @@ class Run:
 
     def table(self, *probes: str) -> dict[str, dict[str, Series]]:
         """{probe: {site: Series}}, of all probes or of those named."""
-        found: dict[str, dict[str, Series]] = {}
-        for line in self.lines():
-            step = line["step"]
-            for probe, sites in line.get("values", {}).items():
-                if probes and probe not in probes:
-                    continue
-                kept = found.setdefault(probe, {})
-                for site, value in sites.items():
-                    series = kept.get(site)
-                    if series is None:
-                        series = kept[site] = Series([], [])
-                    series.steps.append(step)
-                    series.values.append(value if type(value) is float else decode(value))
-        return found
+        return _table(self.lines(), probes)
 
     def series(self, probe: str) -> dict[str, Series]:
         return self.table(probe).get(probe, {})
@@ -250,6 +258,27 @@ class Run:
                 "last_step": steps, "recorded_steps": len(recorded), "readings": count, "last": {k: encode(v) for k, v in last.items()},
                 "probes": {p: len(s) for p, s in probes.items()}, "events": events,
                 "coverage": self.info.get("coverage"), "overhead": self.info.get("overhead")}  # fmt: skip
+
+
+class HeldRun(Run):
+    """A run whose readings are read from disk once and held, for several who ask: a page and its diagnosis in two languages."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(folder)
+        self._events: list[dict[str, Any]] = []
+        self._held = _table(self._noting_events(), ())
+
+    def _noting_events(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines():
+            if "event" in line:
+                self._events.append(line)
+            yield line
+
+    def events(self) -> list[dict[str, Any]]:
+        return self._events
+
+    def table(self, *probes: str) -> dict[str, dict[str, Series]]:
+        return {probe: sites for probe, sites in self._held.items() if not probes or probe in probes}
 
 
 def find(folder: str | Path) -> list[Path]:

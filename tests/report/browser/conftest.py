@@ -71,7 +71,16 @@ def axe() -> str:
 class Visit:
     """A page, with everything it said and asked for."""
 
-    def __init__(self, browser: Any, *, width: int = 1440, theme: str = "light", locale: str = "en-US") -> None:
+    def __init__(
+        self,
+        browser: Any,
+        *,
+        width: int = 1440,
+        theme: str = "light",
+        locale: str = "en-US",
+        origin: str = "file:",
+    ) -> None:
+        self.allowed = (origin, "file:", "data:", "blob:", "about:")  # nothing else may be asked for
         self.context = browser.new_context(viewport={"width": width, "height": 900}, locale=locale, color_scheme=theme)
         self.page = self.context.new_page()
         self.said: list[str] = []
@@ -87,7 +96,7 @@ class Visit:
         self.context.close()
         if raised[0] is None:
             assert not self.said, self.said
-            assert not [a for a in self.asked if not a.startswith(("file:", "data:", "blob:"))]
+            assert not [a for a in self.asked if not a.startswith(self.allowed)]
 
 
 @pytest.fixture

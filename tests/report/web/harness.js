@@ -5,6 +5,7 @@ import { Network, deepnormScales } from "./network.js";
 import { dataOf } from "./datasets.js";
 import { DRAWINGS } from "./pages/drawings.js";
 import { PRESETS, CHOICES, presetOf, readExperiment, writeExperiment } from "./settings.js";
+import { merge } from "./source.js";
 import { Training } from "./training.js";
 
 const plain = (network) => Object.fromEntries([...network.parameters.values()].map((p) => [p.name, { shape: p.shape, value: [...p.value], grad: [...p.grad] }]));
@@ -81,4 +82,10 @@ export function pace({ side, common, seconds }) {
   return count / ((performance.now() - start) / 1000);
 }
 
-export const answers = (questions) => questions.map(({ ask, ...rest }) => ({ trained, names, normed, steps, rounded, scales, presets, choices, drawings, address, written, data, training, pace })[ask](rest));
+/** A view with lines put into it. */
+export function merged({ view, lines }) {
+  merge(view, lines);
+  return view;
+}
+
+export const answers = (questions) => questions.map(({ ask, ...rest }) => ({ trained, names, normed, steps, rounded, scales, presets, choices, drawings, address, written, data, training, pace, merged })[ask](rest));

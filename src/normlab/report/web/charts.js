@@ -10,6 +10,7 @@ import { h, number, s } from "./elements.js";
  * @property {boolean} [broken] marked with a cross at its end
  * @property {boolean} [faint]
  * @property {(readonly [number, number, number])[]} [band] x, lowest, highest
+ * @property {string} [label] its name in the reading under the pointer; without one it is not read
  */
 /**
  * @typedef {object} Chart
@@ -21,9 +22,11 @@ import { h, number, s } from "./elements.js";
  * @property {[number, number]} [xRange]
  * @property {[number, number]} [yRange] at least this much is shown (log: not used)
  * @property {number} [top] values above it are cut off
+ * @property {(readonly [number, number])[]} [spans] windows on the horizontal axis
+ * @property {number} [mark] a vertical line
  */
 
-const EDGE = { left: 44, right: 22, top: 26, bottom: 34 };
+const EDGE = { left: 52, right: 22, top: 26, bottom: 34 };
 
 export class Plot {
   /** @param {number} height */
@@ -34,6 +37,8 @@ export class Plot {
     this.last = null;
     this.watcher = new ResizeObserver(() => this.last && this.draw(this.last));
     this.watcher.observe(this.element);
+    this.element.addEventListener("pointermove", (event) => this.read(event));
+    this.element.addEventListener("pointerleave", () => this.element.querySelector(".under")?.remove());
   }
 
   /** @param {Chart} chart */
@@ -41,25 +46,63 @@ export class Plot {
     this.last = chart;
     const width = this.element.clientWidth;
     if (width < 80) return;
-    this.element.replaceChildren(drawn(chart, width, this.height));
+    this.scale = scales(chart, width, this.height);
+    this.element.replaceChildren(drawn(chart, width, this.height, this.scale));
+  }
+
+  /**
+   * The values under the pointer; whoever has none finds them in the table below the figure.
+   * @param {PointerEvent} event
+   */
+  read(event) {
+    this.element.querySelector(".under")?.remove();
+    const lines = this.last?.lines.filter((line) => line.label && line.points.length) ?? [], scale = this.scale;
+    if (!lines.length || !scale) return;
+    const frame = this.element.getBoundingClientRect(), at = scale.x(event.clientX - frame.left);
+    const near = (/** @type {Line} */ line) => line.points.reduce((best, point) => (Math.abs(point[0] - at) < Math.abs(best[0] - at) ? point : best));
+    const x = lines.map((line) => near(line)[0]).reduce((best, now) => (Math.abs(now - at) < Math.abs(best - at) ? now : best));
+    const rows = lines.map((line) => ({ line, point: near(line) })).filter(({ point }) => point[0] === x);
+    const left = scale.px(x), box = h("div", { class: `under${left > frame.width / 2 ? " left" : ""}`, "aria-hidden": "true" }, h("b", {}, `${this.last?.x} ${number(x, 6)}`),
+      ...rows.map(({ line, point }) => h("span", { class: line.kind }, `${line.label} ${number(point[1], 4)}`)));
+    box.style.left = `${left}px`;
+    this.element.append(box);
   }
 }
+
+/**
+ * From numbers to places on the drawing, and back.
+ * @param {Chart} chart
+ * @param {number} width
+ * @param {number} height
+ */
+function scales(chart, width, height) {
+  const all = chart.lines.flatMap((line) => [...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => /** @type {[number, number][]} */ ([[x, low], [x, high]]))].filter((point) => usable(chart, point)));
+  const xs = chart.xRange ?? [all.reduce((least, p) => Math.min(least, p[0]), 0), all.reduce((most, p) => Math.max(most, p[0]), 1)];
+  const [low, high] = vertical([...all.map((p) => p[1]), ...(chart.across ?? [])], chart);
+  const right = width - EDGE.right, bottom = height - EDGE.bottom, wide = xs[1] - xs[0] || 1;
+  const scale = (/** @type {number} */ y) => (chart.log ? Math.log10(y) : y);
+  return {
+    xs, low, high, right, bottom,
+    px: (/** @type {number} */ x) => EDGE.left + ((x - xs[0]) / wide) * (right - EDGE.left),
+    x: (/** @type {number} */ px) => xs[0] + ((px - EDGE.left) / (right - EDGE.left)) * wide,
+    py: (/** @type {number} */ y) => bottom - ((scale(Math.min(Math.max(y, chart.log ? 1e-300 : low), chart.top ?? Infinity)) - low) / (high - low || 1)) * (bottom - EDGE.top),
+  };
+}
+
+/**
+ * @param {Chart} chart
+ * @param {readonly [number, number]} point
+ */
+const usable = (chart, [x, y]) => Number.isFinite(x) && Number.isFinite(y) && (!chart.log || y > 0);
 
 /**
  * @param {Chart} chart
  * @param {number} width
  * @param {number} height
+ * @param {ReturnType<typeof scales>} scale
  */
-function drawn(chart, width, height) {
-  const usable = (/** @type {readonly [number, number]} */ [x, y]) => Number.isFinite(x) && Number.isFinite(y) && (!chart.log || y > 0);
-  const all = chart.lines.flatMap((line) => [...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => /** @type {[number, number][]} */ ([[x, low], [x, high]]))].filter(usable));
-  const xs = chart.xRange ?? [Math.min(0, ...all.map((p) => p[0])), Math.max(1, ...all.map((p) => p[0]))];
+function drawn(chart, width, height, { xs, low, high, right, bottom, px, py }) {
   const across = chart.across ?? [];
-  const [low, high] = vertical([...all.map((p) => p[1]), ...across], chart);
-  const right = width - EDGE.right, bottom = height - EDGE.bottom;
-  const px = (/** @type {number} */ x) => EDGE.left + ((x - xs[0]) / (xs[1] - xs[0] || 1)) * (right - EDGE.left);
-  const scale = (/** @type {number} */ y) => (chart.log ? Math.log10(y) : y);
-  const py = (/** @type {number} */ y) => bottom - ((scale(Math.min(Math.max(y, chart.log ? 1e-300 : low), chart.top ?? Infinity)) - low) / (high - low || 1)) * (bottom - EDGE.top);
   const root = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true", focusable: "false" });
   const axes = s("g", { class: "axis" });
   for (const y of chart.log ? decades(low, high) : ticks(low, high, 4)) {
@@ -69,6 +112,11 @@ function drawn(chart, width, height) {
   for (const x of ticks(xs[0], xs[1], width < 420 ? 4 : 6)) axes.append(s("text", { x: px(x), y: bottom + 15, "text-anchor": "middle" }, number(x, 4)));
   axes.append(s("text", { x: right, y: height - 4, "text-anchor": "end", class: "name" }, chart.x), s("text", { x: 0, y: 11, class: "name" }, chart.y));
   root.append(axes);
+  for (const [first, last] of chart.spans ?? []) {
+    const left = Math.max(px(first), EDGE.left), wide = Math.max(3, Math.min(px(last), right) - left);
+    root.append(s("rect", { class: "span", x: left, y: EDGE.top, width: wide, height: bottom - EDGE.top }));
+  }
+  if (chart.mark !== undefined) root.append(s("line", { class: "mark-line", x1: px(chart.mark), x2: px(chart.mark), y1: EDGE.top, y2: bottom }));
   for (const y of across) root.append(s("line", { class: "across", x1: EDGE.left, x2: right, y1: py(y), y2: py(y) }));
   for (const { band, kind } of chart.lines)
     if (band?.length) {
@@ -78,7 +126,7 @@ function drawn(chart, width, height) {
   /** @type {number[]} */
   const taken = [];
   for (const line of chart.lines) {
-    const points = line.points.filter(usable);
+    const points = line.points.filter((point) => usable(chart, point));
     if (!points.length) continue;
     const path = points.map(([x, y], i) => `${i ? "L" : "M"}${px(x).toFixed(1)} ${py(y).toFixed(1)}`).join("");
     const [lastX, lastY] = points[points.length - 1];

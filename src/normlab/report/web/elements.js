@@ -7,8 +7,9 @@
  * @property {Map<string, string>} address the settings in the address
  * @property {(settings: Record<string, string>) => void} remember writes settings into the address
  * @property {any} data what Python computed for the pages
+ * @property {(listener: (data: any) => void) => void} follow asks to be told of newer data of the same shape
  */
-/** @typedef {{id: string, mount: (root: HTMLElement, context: Context) => (() => void)}} Page mount returns what ends the page */
+/** @typedef {{id: string, mount: (root: HTMLElement, context: Context) => (() => void), shape?: (data: any) => string}} Page mount returns what ends the page; shape names its parts */
 /** @typedef {string | number | Node | null | undefined | false} Child */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -125,6 +126,18 @@ export function tick(label, value, change) {
 export function figure(title, drawing, caption, kind = "") {
   const text = h("figcaption", {}, caption);
   return { element: h("figure", { class: kind }, h("h3", {}, title), drawing, text), say: (/** @type {string} */ now) => { if (text.textContent !== now) text.textContent = now; } };
+}
+
+/**
+ * A table that scrolls inside of its frame where it is too wide, by keyboard as well.
+ * @param {string} label
+ * @param {string[]} head
+ * @param {Child[][]} rows the first of each names its row
+ */
+export function table(label, head, rows) {
+  return h("div", { class: "scroll edge", tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "facts" },
+    h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, ...rows.map(([first, ...rest]) => h("tr", {}, h("th", { scope: "row" }, first), ...rest.map((cell) => h("td", {}, cell)))))));
 }
 
 /**

@@ -1,0 +1,62 @@
+"""normlab serve."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from .options import Verb
+from .show import complain, note, say
+
+PORT = 8765
+
+
+def add(verb: Verb) -> None:
+    serve = verb("serve", "Show the runs and sweeps below a folder in a browser, live.", "normlab serve runs --open")
+    serve.add_argument("folder", type=Path, help="where runs and sweeps lie, at any depth")
+    serve.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen at (default: this machine alone); any other gets a random token in the address",
+    )
+    serve.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a host name that browsers may use for this machine, in addition to its own; may be repeated",
+    )
+    serve.add_argument("--open", action="store_true", help="open a browser")
+
+
+def run(args: argparse.Namespace) -> int:
+    import socket
+
+    from ..errors import require
+
+    if not args.folder.is_dir():
+        complain("serve", f"{args.folder} is not a folder")
+        return 2
+    if not 0 <= args.port <= 65535:
+        complain("serve", f"--port must be 0 to 65535, got {args.port}")
+        return 2
+    try:
+        require("a server", "ui", "starlette", "uvicorn")
+        from ..report import serve
+
+        bound = serve.bind(args.host, args.port)
+    except (OSError, ImportError) as error:
+        hint = "; choose another with --port, or --port 0 for a free one" if isinstance(error, OSError) else ""
+        complain(
+            "serve",
+            f"{args.host}:{args.port}: {error.strerror or error}{hint}" if isinstance(error, OSError) else error,
+        )
+        return 2
+    say(bound.address)
+    note("normlab serve: press Ctrl-C to end")
+    if args.open and not webbrowser.open(bound.address):
+        note("normlab serve: no browser was found here; open the address above")
+    serve.run(args.folder, bound, [socket.gethostname(), *args.name] if bound.token else args.name)
+    return 0
