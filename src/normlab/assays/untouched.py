@@ -39,7 +39,7 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
     held = [t.detach().clone() for t in tensors]
     grads = [(p, p.grad) for p in stepped]
     # A model may write into a buffer, or put another tensor in its place.
-    owned = [(m, {**m._buffers}) for m in model.modules()]
+    owned = [(m, dict(m.named_buffers(recurse=False, remove_duplicate=False))) for m in model.modules()]
     modes = [(m, m.training) for m in model.modules()]
     kept = None if optimizer is None else _Kept(optimizer)
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
@@ -55,7 +55,8 @@ def untouched(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
         for p, grad in grads:
             p.grad = grad
         for module, buffers in owned:
-            module._buffers.update(buffers)
+            for name, buffer in buffers.items():
+                setattr(module, name, buffer)
         for module, training in modes:
             module.training = training
         if kept is not None:
