@@ -108,7 +108,8 @@ def arm_variances(pairs: Mapping[tuple[str, str], tuple[float, int]]) -> dict[st
 
     Weighted least squares, one arm after the other until nothing moves: right for partial sweeps too.
 
-    >>> arm_variances({("a", "b"): (5.0, 2), ("a", "c"): (5.0, 2), ("b", "c"): (2.0, 2)})
+    >>> found = arm_variances({("a", "b"): (5.0, 2), ("a", "c"): (5.0, 2), ("b", "c"): (2.0, 2)})
+    >>> {arm: round(variance, 6) for arm, variance in found.items()}
     {'a': 4.0, 'b': 1.0, 'c': 1.0}
     """
     of: dict[str, list[tuple[str, float, int]]] = {}
