@@ -317,6 +317,7 @@ def test_two_hosts_are_none(site):
 def test_nothing_can_be_changed(site, method):
     before = sorted((p, p.stat().st_mtime_ns) for p in site.folder.rglob("*"))
     assert site.ask("/data/list", method=method, body=b"x" * 1000).status == 405
+    assert site.ask("/nowhere", method=method).status == 405, "whatever the address"
     assert sorted((p, p.stat().st_mtime_ns) for p in site.folder.rglob("*")) == before
 
 
