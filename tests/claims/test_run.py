@@ -121,6 +121,19 @@ def test_an_interruption_keeps_what_is_finished(tiny, tmp_path):
     assert run(request(claim, tmp_path, trained)).results[0].verdict == "holds" and len(trained) == 6
 
 
+def test_the_time_of_interrupted_parts_is_part_of_the_whole(tiny, tmp_path):
+    claim, _ = tiny
+    with pytest.raises(KeyboardInterrupt):
+        run(request(claim, tmp_path, [], stop_after=2))
+    part = read_claims(tmp_path)
+    write_claims(tmp_path, dataclasses.replace(part, seconds=1000.0))
+    assert 1000.0 <= run(request(claim, tmp_path, [])).seconds < 2000.0
+    (tmp_path / "claims.json").write_text("{")
+    assert run(request(claim, tmp_path, [])).seconds < 1000.0
+    write_claims(tmp_path, dataclasses.replace(part, seconds=1000.0, budget="full"))
+    assert run(request(claim, tmp_path, [])).seconds < 1000.0
+
+
 def test_other_seeds_are_another_measurement(tiny, tmp_path):
     claim, measured = tiny
     run(request(claim, tmp_path / "a", []))

@@ -17,7 +17,16 @@ from ..errors import RunUnreadable
 from ..lab import Message, Plan, Sweep, Trial, checked, plan
 from ..lab import run as run_plan
 from ..lab.sweep import Engine
-from ..runs import ClaimResult, ClaimsRun, Evidence, read_evidence, read_trials, write_claims, write_evidence
+from ..runs import (
+    ClaimResult,
+    ClaimsRun,
+    Evidence,
+    read_claims,
+    read_evidence,
+    read_trials,
+    write_claims,
+    write_evidence,
+)
 from .claim import Claim
 from .designs import DESIGNS, Design, Measured, Trained, first_budget, size_at
 from .designs.base import Trials
@@ -82,7 +91,7 @@ def sweeps_of(design: Trained, request: Request) -> dict[Path, tuple[str, Sweep]
 
 def run(request: Request) -> ClaimsRun:
     """Everything asked for; writes claims.json, and again after each design."""
-    started = time.monotonic()
+    started = time.monotonic() - _spent_before(request)
     designs = needed(request.claims, request.budget)
     progress = Progress(request.workers)
     plans: dict[str, dict[str, Plan]] = {}
@@ -108,6 +117,16 @@ def run(request: Request) -> ClaimsRun:
             evidence[design.name] = _read(design, plans[design.name], request)
         found = _judged(request, evidence, measured, started)
     return found
+
+
+def _spent_before(request: Request) -> float:
+    """Seconds that earlier parts of this run took, before they were interrupted."""
+    try:
+        known = read_claims(request.folder)
+    except RunUnreadable:
+        return 0.0
+    same = (known.budget, known.first_seed) == (request.budget, request.first_seed)
+    return known.seconds or 0.0 if same else 0.0
 
 
 def _exact(claim: Claim, taken: dict[object, Evidence]) -> Evidence:
