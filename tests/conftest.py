@@ -13,11 +13,6 @@ from normlab.kernels import cpu
 # This is an upper bound, read at that first product; processors without these instructions are not affected.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-# As many workers as cores, each with as many threads: they would wait for each other at every small operator, a deep narrow model
-# 75 s instead of 5. Tests of threads set their number.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
-
 ISAS = [name for name, has in (cpu.native.isas() if cpu.native else []) if has]
 
 
