@@ -113,7 +113,7 @@ matrix: setup
 	$(BIN)/python tests/matrix.py --write
 
 explorer: setup
-	$(BIN)/python benchmarks/explorer_data.py sets scaling depth
+	$(BIN)/python benchmarks/explorer_data.py sets scaling depth fluctuation
 
 CORPUS := build/corpus
 SET ?= evaluation

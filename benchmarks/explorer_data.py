@@ -2,6 +2,7 @@
 
     python benchmarks/explorer_data.py sets scaling     seconds; the same numbers on every machine
     python benchmarks/explorer_data.py depth            trains every placement with three seeds: minutes; names this machine
+    python benchmarks/explorer_data.py fluctuation      trains BatchNorm on text and on images with three seeds: minutes; names this machine
 
 Writes src/normlab/report/web/data/*.json, which ships with the package: the page is made without torch.
 """
@@ -168,22 +169,8 @@ def spread(*values: float) -> list[float]:
 def measured(placement: str, seed: int, folder: Path) -> dict[str, Any]:
     experiment = lab.Experiment(placement=placement, seed=seed, steps=STEPS, lr=RATE, batch_size=8, watch="none",
                                 model={"num_layers": LAYERS, "dim": DIM, "num_heads": 4, "ffn_dim": 4 * DIM}, options={"length": 48})  # fmt: skip
-    task = task_of(experiment)
-    torch.manual_seed(seed)
-    model, _ = make_model(experiment, task)
-    optimizer = make_optimizer(experiment, model)
-    losses = []
-    with normlab.watch(
-        model, optimizer=optimizer, out=folder, preset="lite", every=STEPS, max_overhead=None, trace=False
-    ) as watch:
-        for step in range(STEPS):
-            loss = task.loss(model, task.draw(seed, step, experiment.batch_size))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            watch.step(loss=loss)
-            losses.append(loss.item())
-    run, found = normlab.Run(folder), {}
+    run, losses = trained(experiment, folder, preset="lite", every=STEPS)
+    found = {}
     for quantity in ("stream_rms", "stream_grad"):
         series = [s for s in run.series(quantity).values() if len(s) >= 2]
         assert len(series) == LAYERS, (placement, quantity, len(series))
@@ -191,7 +178,95 @@ def measured(placement: str, seed: int, folder: Path) -> dict[str, Any]:
     return {**found, "loss": statistics.fmean(losses[-10:])}
 
 
-PARTS = {"sets": sets, "scaling": scaling, "depth": depth}
+class Nameless(torch.nn.Module):
+    """A model whose arguments tell a watch nothing of padding: readings are then over all tokens, as the statistics of its norms are."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.batch = model, {}
+
+    def forward(self) -> Tensor:
+        return self.model(**self.batch)
+
+    def on(self, **batch: Tensor) -> Tensor:
+        self.batch = batch
+        return self()
+
+
+def trained(experiment: lab.Experiment, folder: Path, **watched: Any) -> tuple[normlab.Run, list[float]]:
+    """(the run, its losses), every recording made that is due. A watch measures what the norms do, so with padding in their statistics over padding, too."""
+    task = task_of(experiment)
+    torch.manual_seed(experiment.seed)
+    model, _ = make_model(experiment, task)
+    optimizer = make_optimizer(experiment, model)
+    watched_model, call = model, model
+    if not experiment.model.get("mask_statistics", True):
+        watched_model = Nameless(model)
+        call = watched_model.on
+    losses = []
+    with normlab.watch(
+        watched_model, optimizer=optimizer, out=folder, max_overhead=None, trace=False, **watched
+    ) as watch:
+        for step in range(experiment.steps):
+            loss = task.loss(call, task.draw(experiment.seed, step, experiment.batch_size))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+            losses.append(loss.item())
+    return normlab.Run(folder), losses
+
+
+# ---- text against images ---------------------------------------------------------------------------------------------
+
+FLOW_STEPS, FLOW_EVERY = 300, 5
+ARMS = {
+    "masked": {"task": "masked"},
+    "counted": {"task": "masked", "mask_statistics": False},
+    "images": {"task": "digits", "batch_size": 32},
+}
+FLOWS = ("batch_mean_distance", "batch_var_distance", "mean_grad_norm", "var_grad_norm")
+
+
+def fluctuation() -> dict[str, Any]:
+    """BatchNorm over training: batch statistics against running ones, and the gradients of mean and variance; median norm of each step."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, settings in ARMS.items():
+            base = lab.Experiment(norm="batch", placement="pre", steps=FLOW_STEPS, lr=1e-3, batch_size=16, watch="none",
+                                  model={"num_layers": 4, "dim": 48, "num_heads": 4})  # fmt: skip
+            runs = [flows(base.changed(seed=seed, **settings), Path(folder) / f"{name}-{seed}") for seed in SEEDS]
+            found[name] = {q: [spread(*values) for values in zip(*(r[q] for r in runs), strict=True)] for q in runs[0]}
+            print(name, file=sys.stderr, flush=True)
+    known = machine.description()
+    return {
+        "machine": known["cpu"], "torch": known["torch"], "date": datetime.date.today().isoformat(), "layers": 4, "dim": 48, "seeds": len(SEEDS),
+        "recorded": steps_of(FLOW_STEPS, FLOW_EVERY), "command": "python benchmarks/explorer_data.py fluctuation", "arms": found,
+    }  # fmt: skip
+
+
+def steps_of(steps: int, every: int) -> list[int]:
+    return [1, *range(every, steps + 1, every)]
+
+
+def flows(experiment: lab.Experiment, folder: Path) -> dict[str, list[float]]:
+    run, _ = trained(experiment, folder, preset="full", every=FLOW_EVERY)
+    recorded = steps_of(FLOW_STEPS, FLOW_EVERY)
+
+    def at(quantity: str, combine: Any = statistics.median) -> list[float]:
+        series = [dict(zip(s.steps, s.values, strict=True)) for s in run.series(quantity).values()]
+        return [combine([s[step] for s in series if step in s]) for step in recorded]
+
+    found = {quantity: at(quantity) for quantity in FLOWS}
+    # How far the largest single gradient stands out: what Shen et al. call outliers.
+    for name in ("mean_grad", "var_grad"):
+        found[f"{name}_outlier"] = [
+            high / middle for high, middle in zip(at(f"{name}_max", max), at(f"{name}_median"), strict=True)
+        ]
+    return found
+
+
+PARTS = {"sets": sets, "scaling": scaling, "depth": depth, "fluctuation": fluctuation}
 
 
 def main() -> None:

@@ -3,11 +3,18 @@
 import os
 import sys
 
+# Two workers with two threads each on two cores: a thread that waits keeps the core that the other worker needs (75 s of processor time
+# where 5 are enough). Idle threads sleep, and a worker has one thread unless its room is about threads. libgomp reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 
 import normlab
 from normlab.kernels import cpu
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 # Some virtual machines announce AMX and trap on it: torch's first 16-bit matrix product would end the test process.
 # This is an upper bound, read at that first product; processors without these instructions are not affected.
@@ -44,6 +51,15 @@ def kernel(request):
         pytest.skip(cpu.missing)
     with normlab.use_kernel(request.param):
         yield request.param
+
+
+@pytest.fixture
+def two_threads():
+    """Where work is shared out: kernels and norms ask for this by themselves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

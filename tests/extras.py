@@ -61,7 +61,7 @@ USES: dict[str, Use] = {
         commands=("list", "doctor --no-allocator", f"train {SMALL} --show", "explore -o page.html"),
         program=TRAINING + "train()\nprint(normlab.diagnose('run'))\nprint(normlab.report.write('run', 'run.html'))",
         refused=(
-            ("compare", "lab"), ("train --steps 2", "lab"), ("serve run", "ui"), ("completion bash", "completion"),
+            ("compare", "lab"), ("train --steps 2", "lab"), ("serve run", "ui"), ("completion bash", "completion"), ("report run --figures svg", "figures"),
             ("compare --engine ray", "lab"), ("runs export run a.parquet", "parquet"),
         ),
     ),

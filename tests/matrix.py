@@ -7,7 +7,7 @@
 Each version gets an environment of its own. Without --keep it is removed before the next: an ordinary torch brings several GB.
 One wheel serves all, since nothing of torch is built in. The rooms of the tests run one after the other, each in a process of its own;
 with --keep what a room gave is kept, too, and taken over as long as neither the package nor that room has changed.
-NORMLAB_ISA in the environment holds for the tests, as everywhere.
+NORMLAB_ISA in the environment holds for the tests, as everywhere. Left out: nightly tests, and pages in a browser, which know no torch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Environment:
         if kept.exists() and json.loads(kept.read_text())["sources"] == part.sources:
             return Part(**json.loads(kept.read_text()))
         side_by_side = ["-p", "no:xdist"] if processes == 1 else ["-n", str(processes)]
-        command = [self.python, "-m", "pytest", "-rfE", "--tb=short", "-m", "not nightly", "-p", "no:cacheprovider",
+        command = [self.python, "-m", "pytest", "-rfE", "--tb=short", "-m", "not nightly and not browser", "-p", "no:cacheprovider",
                    *side_by_side, room]  # fmt: skip
         began, lines = time.monotonic(), []
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:

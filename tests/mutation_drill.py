@@ -11,6 +11,7 @@ tests named for it are run against it. A mutation that every test survives is a 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class Mutation:
 
 PLACE, MODEL, SEEN, NORM = "src/normlab/placements", "src/normlab/models", "src/normlab/watch", "src/normlab/norms"
 KERNEL = "src/normlab/kernels"
+SERVE, FOR_SERVER = "src/normlab/report/serve", "tests/report/test_serve.py"
 FOR_PLACEMENTS, FOR_DEPTHS = "tests/placements/test_formulas.py", "tests/placements/test_initialization.py"
 FOR_MODELS, FOR_CACHE, FOR_PADDING = (
     "tests/models/test_against_others.py",
@@ -116,12 +118,12 @@ MUTATIONS = [
     Mutation("boundary: parameters of two dtypes", "csrc/arguments.h", "if (any && s.dtype != dtype) s.refuse", "if (false) s.refuse", "any_dtype_and_stride", FOR_BOUNDARY),
     Mutation("boundary: running statistics with gaps", "csrc/arguments.h", 'are needed");\n    if (!s.dense()) s.refuse("is not dense");', 'are needed");', "any_dtype_and_stride", FOR_BOUNDARY),
     Mutation("boundary: statistics of any size", "csrc/arguments.h", "if (PyBytes_Size(h.ptr()) != size * (int64_t)sizeof(double))", "if (false)", "whatever_a_hook or statistics_must_fit", FOR_BOUNDARY),
-    Mutation("boundary: what is saved may come back shorter", "csrc/arguments.h", "if (!s.shaped(x)) s.refuse", "if (false) s.refuse", "whatever_a_hook", FOR_BOUNDARY),
+    Mutation("boundary: what is saved may come back shorter", "csrc/arguments.h", "if (!s.shaped(x)) s.refuse", "if (false) s.refuse", "goes_with_x", FOR_BOUNDARY),
     Mutation("boundary: the order in memory of grad", "csrc/bind_columns.cpp", "if (x.shape[d] != 1 && s.strides[d] != x.strides[d])", "if (false)", "another_order", FOR_BOUNDARY),
     Mutation("boundary: storage of no bytes", "csrc/tensors.h", "if (s.size && !has_memory(s.data, object))", "if (false)", "no_bytes", FOR_BOUNDARY),
     Mutation("boundary: the negative bit", "csrc/tensors.h", "if (read && !s.boolean && is_negated(object))", "if (false)", "negative_bit or conjugate", FOR_BOUNDARY),
     Mutation("boundary: a mask of any size", "csrc/tensors.h", "if (s.size != count) s.refuse", "if (false) s.refuse", "whatever_a_hook", FOR_BOUNDARY),
-    Mutation("boundary: tensors of any class", "csrc/tensors.h", "if (!table_ || !is_plain(object)) refuse_type(s, object);", "", "other_classes or zeros_without", FOR_BOUNDARY),
+    Mutation("boundary: tensors of any class", "csrc/tensors.h", "if (!table_ || !is_plain(object)) refuse_type(s, object);", "", "plain_tensors_alone", FOR_BOUNDARY),
     Mutation("boundary: any tuple is a description", "csrc/tensors.h", "if ((PyObject*)Py_TYPE(object) == description_)", "if (PyTuple_Check(object))", "tuple_of_numbers", FOR_BOUNDARY),
     Mutation("threads: a team of as many as there are tasks", "csrc/tasks.h", "num_threads(threads)", "num_threads((int)(tasks < threads ? tasks : threads))", "start_no_threads", FOR_PROCESS),
     Mutation("memory: what is large is kept", "csrc/dispatch.cpp", "if (own_) free(data_);", "if (own_) {}", "given_back", FOR_PROCESS),
@@ -161,7 +163,7 @@ MUTATIONS = [
     Mutation("watch: fused norms are missed", SEEN, "            self._see_norm(site, output[0], output[1])\n", "            pass\n", "every_norm_of_every_placement", FOR_WATCH),
     Mutation("watch: gradients read before the closure", SEEN, "        if closure is None:\n", "        if True:\n", "closure", FOR_LOOPS),
     Mutation("watch: recomputation counts", SEEN, "return graph_task_id() != -1", "return False", "checkpointing", FOR_LOOPS),
-    Mutation("watch: hooks stay where nothing is trained", SEEN, "            self._detach()  # until the next forward that trains\n", "", "fast_path", FOR_MANNERS),
+    Mutation("watch: hooks stay where nothing is trained", SEEN, "            self._detach()  # until the next forward that trains\n", "", "nothing_hangs", FOR_MANNERS),
     Mutation("watch: a failing hook raises", SEEN, "                self.failed(what, error)\n                return None\n", "                raise\n", "failing_hook", FOR_MANNERS),
     Mutation("watch: the dropout of an open sum is left out", SEEN, "return residual.dropout > 0 and residual.training", "return False", "fused_stack", FOR_LAYOUTS),
     Mutation("watch: what is added to scores is left out", SEEN, "        if frame.bias is not None:\n", "        if False:\n", "added_to_them", FOR_LAYOUTS),
@@ -198,6 +200,19 @@ MUTATIONS = [
     Mutation("answer: each pair for itself", "src/normlab/intervals", "        return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own / n))", "        return t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own / n)", "clear_effect or tukeys", "tests/intervals/test_simultaneous.py"),
     Mutation("answer: a noisy arm decided on the others' word", "src/normlab/intervals", "        return max(together, t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own / n))", "        return together", "same_procedure", "tests/intervals/test_simultaneous.py"),
     Mutation("answer: variances below zero", "src/normlab/intervals", "fitted = max(0.0, sum(", "fitted = max(-1e9, sum(", "none_below_zero", "tests/intervals/test_simultaneous.py"),
+    Mutation("report: blocks add along the stream", "src/normlab/report", "math.hypot(low[-1], share * size)", "low[-1] + share * size", "where_its_blocks_point", "tests/report/test_theory.py"),
+    Mutation("report: the path of deepnorm is post-norm's", "src/normlab/report", "return square / (square + 1)", "return 0.5", "identity_path", "tests/report/test_theory.py"),
+    Mutation("report: a time of nothing", "src/normlab/report", "and v > 0}", "and v >= 0}", "file_that_is_anything", "tests/report/test_kernels_page.py"),
+    Mutation("report: every interval is drawn to the same digits", "src/normlab/report", '"decimals": of.decimals}\n    return', '"decimals": 2}\n    return', "digits_shown", "tests/report/test_report.py"),
+    Mutation("serve: a request may take for ever", SERVE, "if self.cycle is None or self.cycle.response_complete:\n            self.transport.abort()", "pass", "slow_and_dead", FOR_SERVER),
+    Mutation("serve: a reader may stand still for ever", SERVE, "self.loop.call_later(PATIENCE, self.transport.abort)", "self.loop.call_later(9999, self.transport.abort)", "slow_and_dead", FOR_SERVER),
+    Mutation("serve: the server does not end", SERVE, "self.should_exit = self.force_exit = True", "self.should_exit = not sig", "a_new_run_is_told", FOR_SERVER),
+    Mutation("serve: links are followed", SERVE, "if entry.is_dir(follow_symlinks=False):", "if entry.is_dir():", "links_out_of_the_folder", FOR_SERVER),
+    Mutation("serve: a file cut short is not told", SERVE, 'if found.anew:\n            return event("anew", {}, str(found.end)), found.end', 'if found.anew:\n            return b"", found.end', "torn_ones", FOR_SERVER),
+    Mutation("serve: half a line is a line", "src/normlab/runs/tail.py", "at += len(line) + 1", "at = since.byte + len(data)", "torn_ones", FOR_SERVER),
+    Mutation("serve: lines of a file that is gone", SERVE, "key = (folder, since, end)", "key = (folder, since, ())", "written_anew", FOR_SERVER),
+    Mutation("serve: what changed before the stream is missed", SERVE, "            if now != known:\n", "            if known is not None and now != known:\n", "before_the_stream", FOR_SERVER),
+    Mutation("serve: a run that ended before the stream is missed", SERVE, "about: Stamp | None = None", "about: Stamp | None = stamp(folder / INFO)", "before_the_stream", FOR_SERVER),
     Mutation("answer: one sentence each", ANSWER, "<= LONGEST:", "<= 0:", "few_sentences", "tests/answer/test_real_verdict.py"),
     Mutation("looks: a second look at half", "src/normlab/runs", "0.5 ** (len(self.looks) + 1)", "0.5 ** len(self.looks)", "full_first_look", "tests/lab/test_growth.py"),
     Mutation("answer: tied whatever is decided", ANSWER, "and not (behind is not None and behind.decided)", "and behind is not None", "ten_deviations_are_never", FOR_DECISIONS),
@@ -232,7 +247,7 @@ def applicable(mutation: Mutation) -> bool:
 
 
 def copy_tree(to: Path) -> None:
-    for name in ("csrc", "src", "tests", "CMakeLists.txt", "pyproject.toml"):
+    for name in ("csrc", "src", "tests", "benchmarks", "CMakeLists.txt", "pyproject.toml"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", ".hypothesis"))
@@ -255,11 +270,14 @@ def build(tree: Path) -> None:
     shutil.copy(module, tree / "src" / "normlab" / "kernels" / module.name)
 
 
+# The installed package redirects imports to the checkout; the drill wants the mutated copy, also in processes that tests start.
+SITE = """
+import sys
+sys.meta_path = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
+sys.path.insert(0, {source!r})
+"""
 RUN = """
 import sys
-# The installed package redirects imports to the checkout; the drill wants the mutated copy.
-sys.meta_path = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
-sys.path.insert(0, sys.argv[1])
 import pytest
 import normlab
 assert normlab.__file__.startswith(sys.argv[1]), normlab.__file__
@@ -269,7 +287,11 @@ raise SystemExit(pytest.main(["-q", "-x", "--no-header", "-p", "no:cacheprovider
 
 def run_tests(tree: Path, module: str, expression: str) -> tuple[int, str]:
     command = [sys.executable, "-c", RUN, str(tree / "src"), str(tree / module), expression]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
+    site = tree / "site" / "sitecustomize.py"  # Python imports it at every start
+    site.parent.mkdir(exist_ok=True)
+    site.write_text(SITE.format(source=str(tree / "src")))
+    paths = os.pathsep.join(filter(None, [str(site.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tree, env={**os.environ, "PYTHONPATH": paths})
     return done.returncode, (done.stdout + done.stderr)[-2000:]
 
 

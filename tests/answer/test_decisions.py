@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -16,7 +17,6 @@ from normlab import report, runs
 from normlab.answer import phrases
 from normlab.cli.answers import show_answer
 from normlab.intervals import MOST_SEEDS, Differences
-from normlab.report import html
 from normlab.runs import Difference
 
 
@@ -128,8 +128,8 @@ def random_sweep(seed: int):
     return sweep, kept, draw.choice((None, 3 * scale, 30 * scale))
 
 
-def contradictions(found, shown: str, page: str) -> list[str]:
-    """Of JSON, the terminal, the sentences and the page: statements that another denies."""
+def contradictions(found, shown: str, view: dict) -> list[str]:
+    """Of JSON, the terminal, the sentences and what the page is given: statements that another denies."""
     wrong, cells = [], cells_of(found)
     for cell in found.cells:
         for d in filter(None, (cell.difference, cell.behind_best)):
@@ -157,13 +157,13 @@ def contradictions(found, shown: str, page: str) -> list[str]:
             and any(leaves_out_zero(*b) for b in BRACKET.findall(columns[4]))
         ):
             wrong.append(f"table: {row}")
-    for part in re.findall(r"<td>\s*[-+]\d.*?</td>", page, re.S):
-        bare = re.sub(r"<[^>]*>", "", part)
-        if "n = " in bare:
-            continue  # a loss below zero, with its own interval
-        for low, high in BRACKET.findall(bare):
-            if denied(leaves_out_zero(low, high), bare):
-                wrong.append(f"page: {bare}")
+    for row in view["cells"]:
+        for d in filter(None, (row["difference"], row["behind_best"])):
+            ends = [f"{d[end]:+.{d['decimals']}f}" for end in ("low", "high") if d[end] is not None]
+            if d["decided"] != bool(ends and leaves_out_zero(*ends)):
+                wrong.append(f"page: {row['cell']} {d}")
+        if row["behind_best"] and row["tied"] == row["behind_best"]["decided"]:
+            wrong.append(f"page: {row['cell']} tied {row['tied']}")
     for sentence in found.verdict.en:
         for low, high in re.findall(rf"({NUMBER}) to ({NUMBER})\), which is undecided", sentence):
             if leaves_out_zero(low, high):
@@ -193,7 +193,7 @@ def everything(sweep, trials, margin, folder, capsys):
     show_answer(found)
     shown = capsys.readouterr().out
     runs.write_summary(folder, found)
-    return found, shown, html.render(report.view(folder))
+    return found, shown, report.view(folder)
 
 
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(1000, 1400), marks=pytest.mark.nightly)])
@@ -201,8 +201,8 @@ def test_nothing_an_answer_says_contradicts_the_rest(seeds, tmp_path, capsys, mo
     monkeypatch.setenv("COLUMNS", "400")  # a row on one line
     seen = set()
     for seed in seeds:
-        found, shown, page = everything(*random_sweep(seed), tmp_path, capsys)
-        assert contradictions(found, shown, page) == [], seed
+        found, shown, view = everything(*random_sweep(seed), tmp_path, capsys)
+        assert contradictions(found, shown, view) == [], seed
         seen |= {d.decided for c in found.cells for d in (c.difference, c.behind_best) if d}
     assert seen == {True, False}
 
@@ -212,14 +212,16 @@ def test_a_contradiction_would_be_seen(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     sweep = sweep_of(("a", "b"), ("pre",), (1e-3,))
     trials = trials_of(sweep, lambda n, p, lr: 2.3 + (n == "b"), noise=0.01)
-    found, shown, page = everything(sweep, trials, None, tmp_path, capsys)
-    assert contradictions(found, shown, page) == []
-    _, worse, bad = everything(sweep, trials_of(sweep, noise=0.01), None, tmp_path, capsys)
-    assert "undecided" in worse and contradictions(found, worse.replace("[-", "[+"), page)
-    assert contradictions(found, shown, re.sub(r"\[-(0\.\d+, \+)", r"[+\1", bad))
+    found, shown, view = everything(sweep, trials, None, tmp_path, capsys)
+    assert contradictions(found, shown, view) == []
+    _, worse, _ = everything(sweep, trials_of(sweep, noise=0.01), None, tmp_path, capsys)
+    assert "undecided" in worse and contradictions(found, worse.replace("[-", "[+"), view)
+    bad = copy.deepcopy(view)
+    next(c for c in bad["cells"] if c["difference"])["difference"]["decided"] ^= True
+    assert contradictions(found, shown, bad)
     data = found.to_dict()
     data["cells"][1]["tied_with_best"] = True
-    assert contradictions(runs.Summary.from_dict(data), shown, page)
+    assert contradictions(runs.Summary.from_dict(data), shown, view)
 
 
 @pytest.mark.parametrize(

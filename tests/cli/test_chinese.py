@@ -16,7 +16,7 @@ from normlab.diagnosis import RULES
 from normlab.diagnosis.words import rule_in
 from normlab.lab import Message, Sweep, told
 from normlab.lab.sweep import Plan
-from normlab.report.words import both
+from normlab.report.words import WORDS
 from normlab.runs import RULE_NAMES, Refused, Result
 
 CHINESE = re.compile("[一-鿿]")
@@ -37,7 +37,9 @@ def test_both_languages_hold_the_same_facts(table):
 
 def test_outcomes_have_the_reports_words():
     for outcome in ("diverged", "collapsed", "untrained"):
-        assert {lang: words_in(lang)(outcome) for lang in LANGUAGES} == both(outcome)
+        assert {lang: words_in(lang)(outcome) for lang in LANGUAGES} == dict(
+            zip(LANGUAGES, WORDS[outcome], strict=True)
+        )
 
 
 def test_every_rule_has_a_name_in_words():

@@ -10,7 +10,7 @@ from normlab import cli
 from normlab.cli import compare
 from normlab.cli.recipes import RECIPES
 from normlab.lab import Sweep
-from normlab.report.html import PAGE
+from normlab.report.pages import PAGE
 from normlab.runs import read_summary
 
 

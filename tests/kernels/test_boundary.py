@@ -96,6 +96,7 @@ def test_whatever_a_hook_on_saved_tensors_brings_back(name, masked, change):
         except RuntimeError as error:
             assert str(error)
         else:
+            assert change(kept[turn]).numel() == kept[turn].numel(), "what has another size must be refused"
             for got, right in zip(grads, want[1 : 1 + len(grads)], strict=True):
                 assert got.shape == right.shape
                 torch.testing.assert_close(got, right)
@@ -478,6 +479,43 @@ def test_tensors_that_come_together_come_all(entry, size):
     }[entry]
     with pytest.raises(TypeError, match="must be a tuple of"):
         getattr(EXTENSION, entry)(*arguments)
+
+
+@pytest.mark.skipif(not cpu.looks, reason="the extension cannot look into tensors of this torch")
+@pytest.mark.parametrize("shape", [(2, 8), (6, 8), (0, 8), (3, 8, 1), (24,), (3, 9)])
+def test_what_goes_with_x_has_its_shape(shape):
+    """autograd complains of another shape as well, but after the kernel has read and written."""
+    x, w, other = torch.randn(3, 8), torch.ones(8), torch.randn(shape)
+    kept = torch.zeros(6, dtype=torch.float64)
+    dx, dw, db = torch.empty_like(x), torch.empty_like(w), torch.empty_like(w)
+    residual = ResidualFacts("layer", 1e-5, 8, False, False, 1.0, 0.0, 0)
+    EXTENSION.row_backward(x, x, w, None, kept, (dx, dw, db), ROW, 1)
+    for arguments in ((other, x, w, None, kept, (dx, dw, db)), (x, x, w, None, kept, (other, dw, db))):
+        with pytest.raises(cpu.Unfit, match="another shape"):
+            EXTENSION.row_backward(*arguments, ROW, 1)
+    for arguments in (
+        (x, other, w, None, None, (x, x, kept)),
+        (x, x, w, None, None, (other, x, kept)),
+        (x, x, w, None, None, (x, other, kept)),
+    ):
+        with pytest.raises(cpu.Unfit, match="another shape"):
+            EXTENSION.residual_forward(*arguments, residual, 1)
+    with pytest.raises(cpu.Unfit, match="another shape"):
+        EXTENSION.pointwise_forward(x, (w[:1], None, None, None), None, other, "tanh", 1)
+
+
+@pytest.mark.skipif(not cpu.looks, reason="the extension cannot look into tensors of this torch")
+def test_the_extension_looks_into_plain_tensors_alone():
+    """What lies in the memory of a subclass is that class's business, and of another object nothing is known."""
+
+    class Named(torch.Tensor):
+        pass
+
+    x, kept = torch.randn(5, 8), torch.zeros(17, dtype=torch.float64)
+    for other in (x.as_subclass(Named), Wrapped(x), object(), "x", [[1.0] * 8] * 5):
+        with pytest.raises(cpu.Unfit, match="not a plain tensor"):
+            EXTENSION.column_moments(other, None, kept, COLUMN, 1)
+    assert not kept.any()
 
 
 @pytest.mark.skipif(not cpu.looks, reason="the extension cannot look into tensors of this torch")

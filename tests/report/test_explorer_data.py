@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
+import statistics
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from normlab.functional import statistic_labels
 from normlab.kernels import reference
 from normlab.report import explore
 
+ROOT = Path(__file__).resolve().parents[2]
 DATA = explore.page_data()
 SETS = DATA["sets"]
 
@@ -162,3 +164,26 @@ def test_data_is_small():
     folder = Path(explore.__file__).parent / "web" / "data"
     assert sum(f.stat().st_size for f in folder.glob("*.json")) < 300_000
     assert all(json.loads(f.read_text()) for f in folder.glob("*.json"))
+
+
+def test_the_flow_of_statistics_is_what_training_gives(tmp_path):
+    """Shapes and order of the shipped numbers, and the first recorded step computed again: it depends on no rate and no schedule."""
+    made = runpy.run_path(str(ROOT / "benchmarks" / "explorer_data.py"), run_name="made")
+    flow = DATA["fluctuation"]
+    assert flow["recorded"] == made["steps_of"](made["FLOW_STEPS"], made["FLOW_EVERY"]) and list(flow["arms"]) == list(
+        made["ARMS"]
+    )
+    for arm in flow["arms"].values():
+        assert set(arm) == {*made["FLOWS"], "mean_grad_outlier", "var_grad_outlier"}
+        for values in arm.values():
+            assert len(values) == len(flow["recorded"]) and all(
+                0 < low <= middle <= high for middle, low, high in values
+            )
+    base = normlab.Experiment(norm="batch", placement="pre", steps=1, lr=1e-3, batch_size=16, watch="none", seed=1,
+                              model={"num_layers": 4, "dim": 48, "num_heads": 4})  # fmt: skip
+    for name in ("counted", "images"):
+        run, _ = made["trained"](base.changed(**made["ARMS"][name]), tmp_path / name, preset="full", every=1)
+        for quantity in ("mean_grad_norm", "var_grad_norm", "batch_var_distance"):
+            value = statistics.median(s.values[0] for s in run.series(quantity).values())
+            _, low, high = flow["arms"][name][quantity][0]
+            assert low * 0.99 <= value <= high * 1.01, (name, quantity)

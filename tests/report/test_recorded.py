@@ -73,7 +73,7 @@ def test_a_run_of_a_watch_alone(tmp_path):
     for step in range(1, 8):
         writer.write(step, {"loss": {"model": 1.0 / step}, "held_out_loss": {"model": 2.0 / step}})
     view = report.view(tmp_path / "a")  # still running
-    assert view["facts"]["status"] == "running"
+    assert view["ran"]["status"] == "running"
     assert view["curves"]["heldout"][0]["mean"] == [2.0 / s for s in range(1, 8)]
     assert embedded(report.render(view))["view"]["last_step"] == 7
     writer.close()

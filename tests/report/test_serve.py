@@ -65,9 +65,9 @@ class Site:
         return connection, connection.getresponse()
 
 
-def start(folder: Path, rules: guard.Rules | None = None) -> Iterator[Site]:
+def start(folder: Path, rules: guard.Rules | None = None, claims: Any = None) -> Iterator[Site]:
     bound = bind("127.0.0.1", 0)
-    running = server.Server(App(folder, rules))
+    running = server.Server(App(folder, rules, claims))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [bound.socket]}, daemon=True)
     thread.start()
     while not running.started:
@@ -94,7 +94,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def next_event(response: Any) -> tuple[str, Any, str | None]:
     """The next one that is no comment."""
     fields: dict[str, str] = {}
-    while True:
+    begun = time.monotonic()
+    while time.monotonic() < begun + 60:  # comments keep the connection alive for ever
         line = response.readline().decode()
         assert line, "the stream ended"
         if line == "\n":
@@ -104,6 +105,21 @@ def next_event(response: Any) -> tuple[str, Any, str | None]:
         else:
             name, _, value = line.rstrip("\n").partition(": ")
             fields[name] = value
+    raise TimeoutError("no event came")
+
+
+def told(response: Any, name: str) -> Any:
+    """By the next event of that name."""
+    while (event := next_event(response))[0] != name:
+        pass
+    return event[1]
+
+
+def told_other(response: Any, name: str, shown: str) -> str:
+    """The mark of the first event of that name that tells of something else than what is shown."""
+    while (mark := told(response, name)["mark"]) == shown:
+        pass
+    return str(mark)
 
 
 # ---- what it shows ---------------------------------------------------------------------------------------------------
@@ -119,6 +135,7 @@ def test_the_list_holds_every_run(site):
 def test_a_run_is_its_view(site):
     answer = site.ask("/data/run?at=full").json
     place = answer.pop("place")
+    assert answer.pop("mark")
     assert answer == json.loads(json.dumps(report.view(site.folder / "full")))
     assert runs.Place.parse(place).byte == (site.folder / "full" / runs.READINGS).stat().st_size
 
@@ -134,9 +151,61 @@ def test_trials_belong_to_their_sweep(tmp_path):
     assert set(seen.folders) == {"grid", "grid/trials/one", "trials/alone"}
     (entry,) = [e for e in found.Listing(tmp_path).entries(seen) if e.kind == "sweep"]
     assert (entry.trials, entry.planned) == (1, 2)
+    runs.write_summary(tmp_path / "grid", runs.Summary(planned=1))  # it knows of rates that get no second seed
+    (entry,) = [e for e in found.Listing(tmp_path).entries(seen) if e.kind == "sweep"]
+    assert (entry.trials, entry.planned) == (1, 1)
+    run_folders.small_run(tmp_path / "grid" / "trials" / "two")  # and now it is out of date
+    (entry,) = [e for e in found.Listing(tmp_path).entries(found.search(tmp_path)) if e.kind == "sweep"]
+    assert (entry.trials, entry.planned) == (2, 2)
+    (tmp_path / "grid" / "summary.json").unlink()
     for one in start(tmp_path):
         assert one.ask("/data/sweep?at=grid").json["kind"] == "sweep"
         assert one.ask("/data/run?at=grid").status == 404 and one.ask("/data/sweep?at=trials/alone").status == 404
+
+
+def test_claims_and_benchmarks_have_pages(tmp_path):
+    """By their files, in the folder alone; claims by the function that the server is given."""
+    bench = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-16-second.json"
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "bench-a.json").write_bytes(bench.read_bytes())
+    (tmp_path / "bench-bad.json").write_text('{"rows": "<b>"}')
+    (tmp_path / "other.json").write_bytes(bench.read_bytes())
+    (tmp_path / "bench-out.json").symlink_to(bench)
+    results = [
+        runs.ClaimResult(id=name, verdict=verdict, budget="quick")
+        for name, verdict in (("C1", "holds"), ("C2", "undecided"))
+    ]
+    runs.write_claims(tmp_path / "claims", runs.ClaimsRun(budget="quick", results=tuple(results)))
+
+    def view(folder: Path) -> dict[str, Any]:
+        return {"kind": "claims", "rows": [r.id for r in runs.read_claims(folder).results]}
+
+    for one in start(tmp_path, claims=view):
+        entries = {e["key"]: e for e in one.ask("/data/list").json["entries"]}
+        assert {key: e["kind"] for key, e in entries.items()} == {
+            "deeper/bench-a.json": "kernels", "bench-bad.json": "kernels", "claims": "claims",
+        }  # fmt: skip
+        assert (entries["claims"]["trials"], entries["claims"]["planned"]) == (1, 2)
+        shown = one.ask("/data/kernels?at=deeper/bench-a.json").json
+        assert shown.pop("mark")
+        assert shown == json.loads(json.dumps(report.view(bench))) | {"title": "bench-a"}
+        assert one.ask("/data/claims?at=claims").json["rows"] == ["C1", "C2"]
+        bad = one.ask("/data/kernels?at=bench-bad.json")
+        assert bad.status == 422 and "no rows" in bad.json["error"] and str(tmp_path) not in bad.json["error"]
+        for at in ("other.json", "bench-out.json", "claims", "deeper"):
+            assert one.ask(f"/data/kernels?at={at}").status == 404, at
+        shown = one.ask("/data/claims?at=claims").json["mark"]
+        connection, response = one.events("/events/claims?at=claims")
+        runs.write_claims(tmp_path / "claims", runs.ClaimsRun(budget="quick", results=tuple(results[:1])))
+        mark = told_other(response, "changed", shown)
+        connection.close()
+        begun = time.monotonic()
+        while (answer := one.ask("/data/claims?at=claims").json)["mark"] != mark:
+            assert time.monotonic() < begun + 60
+            time.sleep(0.1)  # kept for a second
+        assert answer["rows"] == ["C1"]
+    for one in start(tmp_path):
+        assert one.ask("/data/claims?at=claims").status == 422
 
 
 def test_new_lines_are_told_once_and_torn_ones_when_they_are_whole(tmp_path):
@@ -144,6 +213,7 @@ def test_new_lines_are_told_once_and_torn_ones_when_they_are_whole(tmp_path):
     for one in start(tmp_path):
         place = one.ask("/data/run?at=a").json["place"]
         connection, response = one.events(f"/events/run?at=a&from={place}")
+        assert next_event(response)[0] == "info"
         assert response.getheader("content-type").startswith("text/event-stream")
         writer.write(8, {"loss": {"model": 1.25}, "length": {"n": float("nan")}})
         name, lines, place = next_event(response)
@@ -159,11 +229,42 @@ def test_new_lines_are_told_once_and_torn_ones_when_they_are_whole(tmp_path):
             file.write(b', "values": {}}\n')
         connection, response = one.events(f"/events/run?at=a&from={place}")  # where it was
         assert [line["step"] for line in next_event(response)[1]] == [10]
+        about = next_event(response)
         writer.update(status="finished")
-        assert next_event(response)[0] == "info"
+        assert about[0] == "info" and told_other(response, "info", about[1]["mark"])
         os.truncate(tmp_path / "a" / runs.READINGS, 0)
-        assert next_event(response)[0] == "anew"
+        for remove in (False, True):
+            if remove:
+                (tmp_path / "a" / runs.READINGS).unlink()
+            name, _, place = next_event(response)
+            assert name == "anew" and place == str(runs.end_of(tmp_path / "a")), "so that a page knows when it has all"
         connection.close()
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path):
+    """Under the same number, as a file system gives it to the next one: nobody gets lines of the one before."""
+    writer = run_folders.full_run(tmp_path / "a", close=False, steps=7)
+    readings = tmp_path / "a" / runs.READINGS
+    place = runs.end_of(tmp_path / "a")
+    for one in start(tmp_path):
+        for step in (8, 10):  # of two sizes: a clock of files may not tell two writes apart
+            os.truncate(readings, place.byte)
+            with open(readings, "ab", buffering=0) as file:
+                file.write(b'{"step": %d, "values": {}}\n' % step)
+            connection, response = one.events(f"/events/run?at=a&from={place}")
+            assert [line["step"] for line in told(response, "lines")] == [step]
+            connection.close()
+        for _ in range(3):  # pages stay open while a file goes and comes back
+            connection, response = one.events(f"/events/run?at=a&from={place}")
+            told(response, "lines")
+            content = readings.read_bytes()
+            readings.unlink()
+            told(response, "anew")
+            assert one.ask("/data/list").status == 200
+            readings.write_bytes(content)
+            assert told(response, "lines")[0]["step"] == 1
+            connection.close()
+    writer.close("finished")
 
 
 def test_a_damaged_line_is_a_message_and_later_ones_follow(tmp_path):
@@ -172,22 +273,42 @@ def test_a_damaged_line_is_a_message_and_later_ones_follow(tmp_path):
         connection, response = one.events(f"/events/run?at=a&from={runs.end_of(tmp_path / 'a')}")
         with open(tmp_path / "a" / runs.READINGS, "ab", buffering=0) as file:
             file.write(b"\xff\xfe[[[\n")
-            name, said, _ = next_event(response)
-            assert name == "problem" and "the line at byte" in said["error"] and str(tmp_path) not in said["error"]
+            said = told(response, "problem")
+            assert "the line at byte" in said["error"] and str(tmp_path) not in said["error"]
             file.write(b'{"step": 6, "values": {}}\n')
-        assert next_event(response)[:2] == ("lines", [{"step": 6, "event": None}])
+        # The mark of run.json stands before or after the message: the first look may come before the damaged line or after it.
+        assert told(response, "lines") == [{"step": 6, "event": None}]
         connection.close()
 
 
 def test_a_new_run_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(live, "SELDOM", 0.3)
     for one in start(tmp_path):
-        assert one.ask("/data/list").json["entries"] == []
+        listed = one.ask("/data/list").json
+        assert listed["entries"] == []
         connection, response = one.events("/events/list")
         time.sleep(0.6)
         run_folders.small_run(tmp_path / "new")
-        assert next_event(response)[0] == "changed"
+        told_other(response, "changed", listed["mark"])
         connection.close()
+
+
+def test_what_changed_before_the_stream_began_is_told(tmp_path):
+    writer = run_folders.full_run(tmp_path / "a", close=False, steps=7)
+    runs.write_claims(tmp_path / "c", runs.ClaimsRun(budget="quick"))
+    for one in start(tmp_path, claims=lambda folder: {"kind": "claims"}):
+        shown = {at: one.ask(f"/data/{at}").json for at in ("list", "run?at=a", "claims?at=c")}
+        for at, name in (("list", "changed"), ("run?at=a", "info"), ("claims?at=c", "changed")):
+            connection, response = one.events(f"/events/{at}")
+            assert told(response, name)["mark"] == shown[at]["mark"], "nothing changed"
+            connection.close()
+        writer.update(status="finished")
+        runs.write_claims(tmp_path / "c", runs.ClaimsRun(budget="default"))
+        run_folders.small_run(tmp_path / "new")
+        for at, name in (("list", "changed"), ("run?at=a", "info"), ("claims?at=c", "changed")):
+            connection, response = one.events(f"/events/{at}")
+            assert told(response, name)["mark"] != shown[at]["mark"]
+            connection.close()
 
 
 def test_an_answer_is_made_once_for_all_who_ask(tmp_path, monkeypatch):
@@ -195,7 +316,7 @@ def test_an_answer_is_made_once_for_all_who_ask(tmp_path, monkeypatch):
     made: list[int] = []
     view = App._view_bytes
     monkeypatch.setattr(
-        App, "_view_bytes", lambda self, folder: (made.append(1), time.sleep(0.3), view(self, folder))[2]
+        App, "_view_bytes", lambda self, kind, folder: (made.append(1), time.sleep(0.3), view(self, kind, folder))[2]
     )
     for one in start(tmp_path):
         threads = [threading.Thread(target=one.ask, args=("/data/run?at=a",)) for _ in range(8)]

@@ -35,15 +35,15 @@ def test_only_what_all_trials_have_is_common_with_sizes_first(tmp_path):
     assert found["batch_size"] == 16 and found["num_layers"] == 4 and found["dim"] == 32 and found["length"] == 17
     assert found["clip"] == 1.0 and found["ffn_dim"] == 128
     assert not {"norm", "placement", "lr", "seed", "dropout", "causal_statistics"} & set(found)
-    facts = report.view(tmp_path)["facts"]
-    assert facts["settings"] == found and facts["parameters"] == "1,000 – 1,024"
+    ran = report.view(tmp_path)["ran"]
+    assert ran["settings"] == found and ran["parameters"] == "1,000 – 1,024"
 
 
 def test_steps_that_differ_are_not_common(tmp_path):
     grid, trials = made(tmp_path, norms=("layer",), equal="samples", steps={"layer/pre": 30, "layer/post": 480})
     assert "steps" not in common_settings(tmp_path, grid, trials)
     view = report.view(tmp_path)
-    assert view["facts"]["steps"] == "30 – 480" and view["facts"]["equal"] == "samples"
+    assert view["ran"]["steps"] == "30 – 480" and view["ran"]["equal"] == "samples"
 
 
 def test_an_axis_with_one_value_is_no_setting_either_and_what_is_no_axis_is(tmp_path):

@@ -97,6 +97,33 @@ def test_evaluation_in_the_middle_of_training_runs_torchs_fast_path_untouched(tm
     assert len(run.series("stream_rms")["layers.0"].steps) == (3 if every == 1 else 1)
 
 
+def test_nothing_hangs_on_a_norm_before_the_blocks_while_nothing_is_trained(tmp_path):
+    """Blocks take the hooks off when they are entered, which is too late for what comes before them."""
+
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.stack, self.hanging = nn.LayerNorm(8), encoder(), []
+
+        def forward(self, x):
+            self.hanging.append(len(self.norm._forward_hooks) + len(self.norm._forward_pre_hooks))
+            return self.stack(self.norm(x))
+
+    model = Embedded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = normlab.watch(model, optimizer=optimizer, out=tmp_path / "run", every=1, max_overhead=None, preset="full")
+    x = torch.randn(5, 7, 8)
+    for _ in range(2):
+        out = model(x)
+        with torch.no_grad():
+            model(x)
+        out.square().mean().backward()
+        optimizer.step()
+        watch.step(loss=1.0)
+    watch.close()
+    assert model.hanging[1::2] == [0, 0] and all(model.hanging[::2])
+
+
 def test_a_block_without_output_stops_nothing(tmp_path):
     """An expert that no token was sent to."""
 

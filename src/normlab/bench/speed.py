@@ -280,64 +280,65 @@ def goals(rows: list[Row]) -> list[Goal]:
 
     found = []
 
-    def goal(what: str, values: list[float], target: float, pick: Callable[[list[float]], float], **more: Any) -> None:
+    def goal(
+        en: str, zh: str, values: list[float], target: float, pick: Callable[[list[float]], float], **more: Any
+    ) -> None:
         if values:
-            found.append(Goal(what=what, measured=pick(values), target=target, **more))
+            found.append(Goal(what=en, what_zh=zh, measured=pick(values), target=target, **more))
+
+    def mean(en: str, zh: str, values: list[float], target: float) -> None:
+        goal(f"{en}, geometric mean", f"{zh}，几何平均", values, target, geometric_mean)
+
+    def slowest(en: str, zh: str, values: list[float], target: float) -> None:
+        goal(f"{en}, slowest shape", f"{zh}，最慢的形状", values, target, min)
 
     for dtype, target in (("float32", 5.0), ("bfloat16", 8.0)):
-        goal(
-            f"RMSNorm vs nn.RMSNorm, {dtype}, geometric mean", ratios("RMSNorm", "torch", dtype), target, geometric_mean
-        )
-    goal("RMSNorm vs nn.RMSNorm, slowest shape", ratios("RMSNorm", "torch"), 1.0, min)
-    goal("LayerNorm vs nn.LayerNorm, float32, slowest shape", ratios("LayerNorm", "torch", "float32"), 0.95, min)
-    goal(
-        "LayerNorm vs nn.LayerNorm, bfloat16, geometric mean",
-        ratios("LayerNorm", "torch", "bfloat16"),
-        1.5,
-        geometric_mean,
-    )
+        times = ratios("RMSNorm", "torch", dtype)
+        mean(f"RMSNorm vs nn.RMSNorm, {dtype}", f"RMSNorm 对比 nn.RMSNorm，{dtype}", times, target)
+    slowest("RMSNorm vs nn.RMSNorm", "RMSNorm 对比 nn.RMSNorm", ratios("RMSNorm", "torch"), 1.0)
+    times = ratios("LayerNorm", "torch", "float32")
+    slowest("LayerNorm vs nn.LayerNorm, float32", "LayerNorm 对比 nn.LayerNorm，float32", times, 0.95)
+    times = ratios("LayerNorm", "torch", "bfloat16")
+    mean("LayerNorm vs nn.LayerNorm, bfloat16", "LayerNorm 对比 nn.LayerNorm，bfloat16", times, 1.5)
     kernel_rows = [r for r in rows if r.family == "kernels"]
-    goal("LayerNorm kernel vs torch's, bfloat16, geometric mean",
-         [r.ratios["torch LayerNorm"] for r in kernel_rows if r.dtype == "bfloat16"], 2.0, geometric_mean)  # fmt: skip
+    times = [r.ratios["torch LayerNorm"] for r in kernel_rows if r.dtype == "bfloat16"]
+    mean("LayerNorm kernel vs torch's, bfloat16", "LayerNorm 内核对比 torch 的内核，bfloat16", times, 2.0)
     for family in ("RMSNorm", "LayerNorm"):
-        goal(
-            f"{family} vs torch.compile of torch's, geometric mean",
-            ratios(family, "torch.compile"),
-            1.2,
-            geometric_mean,
-        )
+        times = ratios(family, "torch.compile")
+        mean(f"{family} vs torch.compile of torch's", f"{family} 对比经 torch.compile 编译的 torch 实现", times, 1.2)
+    flat, flat_zh = "BatchNorm vs nn.BatchNorm1d flattened", "BatchNorm 对比展平后的 nn.BatchNorm1d"
+    slowest(f"{flat}, float32", f"{flat_zh}，float32", ratios("BatchNorm", "torch, flattened", "float32"), 0.95)
+    mean(f"{flat}, bfloat16", f"{flat_zh}，bfloat16", ratios("BatchNorm", "torch, flattened", "bfloat16"), 1.2)
+    times = ratios("BatchNorm", "torch, transposed")
+    mean("BatchNorm vs nn.BatchNorm1d transposed", "BatchNorm 对比转置后的 nn.BatchNorm1d", times, 8.0)
+    times = ratios("BatchNorm", "ours, masked")
     goal(
-        "BatchNorm vs nn.BatchNorm1d flattened, float32, slowest shape",
-        ratios("BatchNorm", "torch, flattened", "float32"),
-        0.95,
-        min,
-    )
-    goal(
-        "BatchNorm vs nn.BatchNorm1d flattened, bfloat16, geometric mean",
-        ratios("BatchNorm", "torch, flattened", "bfloat16"),
+        "BatchNorm masked / unmasked, worst shape",
+        "BatchNorm 带掩码与不带掩码之比，最差的形状",
+        times,
         1.2,
-        geometric_mean,
+        max,
+        at_most=True,
     )
-    goal(
-        "BatchNorm vs nn.BatchNorm1d transposed, geometric mean",
-        ratios("BatchNorm", "torch, transposed"),
-        8.0,
-        geometric_mean,
-    )
-    goal("BatchNorm masked / unmasked, worst shape", ratios("BatchNorm", "ours, masked"), 1.2, max, at_most=True)
     for family in ("GroupNorm", "InstanceNorm"):
-        goal(f"{family} vs torch transposed, geometric mean", ratios(family, "torch, transposed"), 4.0, geometric_mean)
-    largest = [s for s in SHAPES[2:]]
-    goal("fused residual + norm vs unfused, three largest shapes, geometric mean",
-         [r.ratios["unfused"] for r in rows if r.family == "ResidualNorm" and r.shape in largest], 1.3, geometric_mean)  # fmt: skip
+        times = ratios(family, "torch, transposed")
+        mean(f"{family} vs torch transposed", f"{family} 对比转置后的 torch 实现", times, 4.0)
+    fused = [r.ratios["unfused"] for r in rows if r.family == "ResidualNorm" and r.shape in SHAPES[2:]]
+    mean(
+        "fused residual + norm vs unfused, three largest shapes",
+        "残差与归一化融合对比不融合，最大的三种形状",
+        fused,
+        1.3,
+    )
     for name in ("LayerNorm", "RMSNorm", "BatchNorm"):
         shares = [r.share_of_limit[name] * 100 for r in kernel_rows if r.shape in SHAPES[3:]]
-        goal(f"{name} kernel, share of the copy limit, two largest shapes, lowest", shares, 80.0, min, unit="%")
+        goal(f"{name} kernel, share of the copy limit, two largest shapes, lowest",
+             f"{name} 内核达到内存拷贝极限的比例，最大的两种形状中的最低值", shares, 80.0, min, unit="%")  # fmt: skip
     return found
 
 
 def accuracy() -> list[Goal]:
-    """The two figures of the table that are not about speed."""
+    """The figures of the table that are not about speed."""
     torch.manual_seed(0)
     x = torch.randn(8192, 64).bfloat16()
     grad = torch.ones(8192, 64).bfloat16() * 0.4976
@@ -350,22 +351,19 @@ def accuracy() -> list[Goal]:
     error = (functional.layer_norm(y, (1024,)).double() - reference_rows(y)).abs().max().item()
     big = torch.randn(64, 1024) * 1e30
     error_big = (functional.layer_norm(big, (1024,)).double() - reference_rows(big)).abs().max().item()
+    found = [
+        (
+            "bfloat16 LayerNorm dbias over 8192 rows, relative error",
+            "bfloat16 LayerNorm 在 8192 行上的 dbias，相对误差",
+            dbias,
+            2**-8,
+        ),
+        ("float32 LayerNorm at mean 1e4, largest error", "float32 LayerNorm，均值 1e4，最大误差", error, 2e-6),
+        ("float32 LayerNorm at scale 1e30, largest error", "float32 LayerNorm，尺度 1e30，最大误差", error_big, 2e-6),
+    ]
     return [
-        Goal(
-            what="bfloat16 LayerNorm dbias over 8192 rows, relative error",
-            measured=dbias,
-            target=2**-8,
-            unit="",
-            at_most=True,
-        ),
-        Goal(what="float32 LayerNorm at mean 1e4, largest error", measured=error, target=2e-6, unit="", at_most=True),
-        Goal(
-            what="float32 LayerNorm at scale 1e30, largest error",
-            measured=error_big,
-            target=2e-6,
-            unit="",
-            at_most=True,
-        ),
+        Goal(what=en, what_zh=zh, measured=measured, target=target, unit="", at_most=True)
+        for en, zh, measured, target in found
     ]
 
 

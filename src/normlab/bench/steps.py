@@ -140,6 +140,7 @@ def goals(rows: list[Row]) -> list[Goal]:
             found.append(
                 Goal(
                     what=f"training step vs the model with {rival}, {row.dtype}",
+                    what_zh=f"训练一步对比使用 {rival} 的模型，{row.dtype}",
                     measured=row.ratios[rival],
                     target=target,
                 )

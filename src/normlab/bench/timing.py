@@ -35,6 +35,7 @@ class Goal:
     """One line of the table of goals: what was measured, what was to be reached."""
 
     what: str
+    what_zh: str
     measured: float
     target: float
     unit: str = "x"

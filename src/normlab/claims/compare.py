@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runs import ClaimResult, ClaimsRun
+from ..runs import DECIDED, ClaimResult, ClaimsRun
 from . import words
 from .page import between
-from .shipped import DECIDED
 from .table import CLAIMS
 
 START, END = "<!-- two runs: normlab claims compare --write -->", "<!-- end of two runs -->"
@@ -17,7 +16,7 @@ SAID = {
     "run": ("{which} run: seeds from {seed} on, budget {budget}, {machine}, {created}.", "{which}：种子从 {seed} 起，预算 {budget}，{machine}，{created}。"),
     "first": ("First", "第一次运行"),
     "second": ("Second", "第二次运行"),
-    "share": ("Of {all} verdicts that experiments decided in the first run, {same} come out the same in the second ({percent:.0f} %); {open} are undecided there and {other} are others.",
+    "share": ("Of {all} verdicts that experiments decided in the first run, {same} come out the same in the second ({percent:.0f} %); undecided there: {open}, different: {other}.",
               "第一次运行由实验得出定论的 {all} 条里，第二次有 {same} 条相同（{percent:.0f} %），{open} 条尚无定论，{other} 条不同。"),
     "both": ("Where both decide, {same} of {all} are the same ({percent:.0f} %).", "两次都有定论的 {all} 条里，{same} 条相同（{percent:.0f} %）。"),
     "exact": ("Of {all} claims without samples {same} come out the same.", "不涉及抽样的 {all} 条里，{same} 条相同。"),

@@ -7,25 +7,23 @@ Text stays text, so that files are small and any script can be shown.
 
 from __future__ import annotations
 
-import io
 import re
 import unicodedata
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunUnreadable, require
+from ..report.svg import INK, QUIET, rendered
 from ..runs import CheckResult, ClaimResult, ClaimsRun, Evidence, read_all_evidence, read_claims, replace_file
 from . import words
 from .claim import Claim
 from .table import CLAIMS
 
-INK, QUIET, RANGE, DOT, BAR = "#30363c", "#8a939b", "#dcebdc", "#7aa6d6", "#0b4f8a"
+RANGE, DOT, BAR = "#dcebdc", "#7aa6d6", "#0b4f8a"
 DOTS: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3.5, "mfc": DOT, "mec": "none"}
 WIDE, ROW, TOP = 6.6, 1.25, 0.05  # inches: the figure, a row, above the first
 COLUMNS = 92  # of a row's heading, a Chinese character counts as two
-FOLDER = "figures"
 
 
 def name_of(claim_id: str, lang: str) -> str:
@@ -59,26 +57,15 @@ def write(folder: Path, out: Path) -> list[Path]:
 
 def svg(claim: Claim, result: ClaimResult, evidence: Evidence, lang: str) -> str:
     """One figure."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib.figure import Figure
-
     rows = [(i, c) for i, c in enumerate(result.checks) if c.n]
-    style: Any = {
-        "svg.fonttype": "none", "svg.hashsalt": "normlab", "font.family": "sans-serif", "font.size": 8, "axes.edgecolor": QUIET,
-        "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
-    }  # fmt: skip
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # text is kept as text, and the reader's fonts have them
-        high = TOP + ROW * len(rows)
-        figure = Figure(figsize=(WIDE, high))
+    high = TOP + ROW * len(rows)
+
+    def draw(figure: Any) -> None:
         for place, (number, check) in enumerate(rows):
             bottom = high - TOP - ROW * (place + 1)
             _row(figure, high, bottom, check, words.pick(words.what_of(claim, number), lang), evidence, lang)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _slim(text.getvalue())
+
+    return _slim(rendered((WIDE, high), draw))
 
 
 def _row(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from ..intervals import Differences
-from ..runs import CheckResult, ClaimResult, Evidence
+from ..runs import DECIDED, CheckResult, ClaimResult, Evidence
 from .claim import Check, Claim
 
 ERROR = 0.05  # chance of a wrong verdict per claim
@@ -151,4 +151,4 @@ def _further(checks: Sequence[CheckResult]) -> int | None:
 
 def expected_false(results: Sequence[ClaimResult]) -> float:
     """How many verdicts from samples are wrong by chance, at most, on average."""
-    return ERROR * sum(r.level is not None and r.verdict in ("holds", "conditions", "fails") for r in results)
+    return ERROR * sum(r.level is not None and r.verdict in DECIDED for r in results)

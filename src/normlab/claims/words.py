@@ -18,6 +18,11 @@ VERDICT: dict[str, Words] = {
     "untestable": ("not testable", "无法检验"),
     "not run": ("not run", "未运行"),
 }
+SEVERAL = {
+    "holds": "hold",
+    "conditions": "hold with conditions",
+    "fails": "do not hold",
+}  # where English tells several from one
 KIND: dict[str, Words] = {
     "exact": ("exact", "精确"),
     "empirical": ("experiment", "实验"),
@@ -119,10 +124,12 @@ def reason(result: ClaimResult, claim: Claim, lang: str) -> str:
 
 def summary_line(results: Sequence[ClaimResult], expected: float, lang: str) -> str:
     counts = {v: sum(r.verdict == v for r in results) for v in VERDICT}
-    parts = [f"{n} {pick(VERDICT[v], lang)}" for v, n in counts.items() if n]
-    joint, stop = pick((", ", "; "), lang), pick((". ", "。"), lang)
-    if lang == "zh":
-        joint = "，"
+    parts = [
+        f"{n} {SEVERAL.get(v, VERDICT[v][0]) if n > 1 else VERDICT[v][0]}" if lang == "en" else f"{n} 条{VERDICT[v][1]}"
+        for v, n in counts.items()
+        if n
+    ]
+    joint, stop = pick((", ", "，"), lang), pick((". ", "。"), lang)
     false = pick((f"Of the verdicts from samples, at most {expected:.1f} are expected to be wrong by chance (5 % each).",
                   f"由抽样得出的结论里，预期至多 {expected:.1f} 条因偶然出错（每条 5 %）。"), lang)  # fmt: skip
     return joint.join(parts) + (stop + false if expected else pick((".", "。"), lang))

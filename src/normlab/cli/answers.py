@@ -19,7 +19,7 @@ FIGURES = (
     "tokens_to_target",
 )  # of the table beside loss and cost
 # What the terminal says and the page does not; the rest are the page's words.
-OWN = {
+WORDS = {
     "title": (
         "{what}, {unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
         "{what}，{unit}，各组合取最佳学习率（对种子的 95 % 置信区间；= 与最佳者分不出高下）",
@@ -33,8 +33,21 @@ OWN = {
         "more than loss (95 % intervals over seeds); target: held-out loss {target}, which every trial here reaches",
         "损失之外（对种子的 95 % 置信区间）；目标：留出损失 {target}，这里的试验都达到",
     ),
+    "cell": ("cell", "组合"),
+    "difference": ("against {baseline}", "与 {baseline} 的差距"),
+    "behind_best": ("behind the best", "落后最佳者"),
+    "baseline": ("baseline", "基线"),
+    "best": ("best", "最佳"),
+    "undecided": ("undecided", "尚无定论"),
+    "equal": ("equal within {margin}", "相差不超过 {margin}"),
     "costs": ("rates and cost", "学习率与代价"),
     "best_rate": ("best rate", "最佳学习率"),
+    "edge_low": ("lowest tried", "试过的最低"),
+    "edge_high": ("highest tried", "试过的最高"),
+    "cross_fitted": ("other seeds' rate", "由其他种子选学习率"),
+    "broke": ("broke", "失稳"),
+    "steps_to_target": ("steps to target", "到目标的步数"),
+    "speed": ("tokens/s", "词元/秒"),
     "stable_up_to": ("stable up to", "稳定上限"),
     "megabytes": ("MiB", "MiB"),
     "matmul_share": (
@@ -87,12 +100,11 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
 def show_answer(summary: Summary, lang: str = "en") -> None:
     """Losses, rates and cost as tables, and the verdict's sentences."""
     from ..answer import METRICS
-    from ..report.words import both, known
+    from ..report.words import WORDS as NAMES
+    from ..runs import Cell
 
     def word(key: str, **values: Any) -> str:
-        if key in OWN:
-            return OWN[key][LANGUAGES.index(lang)].format(**values)
-        return both(key, **values)[lang]
+        return WORDS[key][LANGUAGES.index(lang)].format(**values)
 
     def pair(of: Difference | None) -> str:
         if of is None:
@@ -103,10 +115,10 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
         said = word("equal", margin=f"{summary.margin:g}") if of.equal else "" if of.decided else word("undecided")
         return f"{of.mean:{form}}{interval}{p} {said}".rstrip()
 
-    def estimate(of: Cell | Estimate | None, form: str | None = None) -> str:
+    def estimate(of: Cell | Estimate | None) -> str:
         if of is None or of.mean is None:
             return "-"
-        form = form or (",.0f" if abs(of.mean) >= 100 else ".3f")
+        form = ".4f" if isinstance(of, Cell) else f",.{of.decimals}f"
         return f"{of.mean:{form}}" + (
             "" if of.low is None or of.high is None else f" [{of.low:{form}}, {of.high:{form}}]"
         )
@@ -115,12 +127,9 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
         return cell.name + "*" * bool(cell.choices)
 
     def losses(cell: Cell) -> list[str]:
-        own = estimate(
-            cell if summary.metric == "loss" else cell.figures.get(summary.metric),
-            ".4f" if summary.metric == "loss" else None,
-        )
-        against = word("baseline_mark") if cell.name == summary.baseline else pair(cell.difference)
-        behind = word("the_best") if cell.name == summary.best else pair(cell.behind_best)
+        own = estimate(cell if summary.metric == "loss" else cell.figures.get(summary.metric))
+        against = word("baseline") if cell.name == summary.baseline else pair(cell.difference)
+        behind = word("best") if cell.name == summary.best else pair(cell.behind_best)
         rank = f"{cell.rank}{'=' if cell.tied_with_best else ''}"
         return [rank, named(cell), own, against, *([] if summary.best == summary.baseline else [behind])]
 
@@ -136,7 +145,8 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
 
     judged = METRICS[summary.metric]
     what, own = judged.title[LANGUAGES.index(lang)], judged.unit and judged.unit[LANGUAGES.index(lang)]
-    unit = known(summary.unit or "loss")[lang] if own is None else own
+    named_unit = summary.unit or "loss"
+    unit = NAMES.get(named_unit, (named_unit, named_unit))[LANGUAGES.index(lang)] if own is None else own
     title = word("title", what=what, unit=unit) if unit else word("title_bare", what=what)
     first = ["", word("cell"), what, word("difference", baseline=summary.baseline)]
     first += [] if summary.best == summary.baseline else [word("behind_best")]

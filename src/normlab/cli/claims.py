@@ -61,7 +61,7 @@ def add(verb: Verb) -> None:
     claims.add_argument("--source", help="claims of one document: S0 to S4")
     claims.add_argument("--exact", action="store_true", help="without experiments: identities and facts, in seconds")
     claims.add_argument(
-        "--out", type=Path, help="folder (default runs/claims-BUDGET); one that holds a part is gone on with"
+        "-o", "--out", type=Path, help="folder (default runs/claims-BUDGET); one that holds a part is gone on with"
     )
     claims.add_argument("--workers", type=int, help="trials at a time (default: one per core)")
     claims.add_argument(

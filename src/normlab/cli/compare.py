@@ -100,7 +100,7 @@ def add(verb: Verb) -> None:
     each = compare.add_argument_group("every trial")
     add_experiment(each)
     where = compare.add_argument_group("where and how it runs")
-    where.add_argument("--out", type=Path, help="folder of the sweep (default runs/compare-DATE-TIME)")
+    where.add_argument("-o", "--out", type=Path, help="folder of the sweep (default runs/compare-DATE-TIME)")
     where.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with the sweep in this folder")
     where.add_argument(
         "--until",
@@ -224,10 +224,9 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     from ..lab.equal import equalized
     from ..lab.growth import grown
     from ..lab.sweep import check_folder
-    from ..report import html
     from ..runs import SWEEP
 
-    require("normlab compare", "lab", *NEEDS, *html.NEEDS)
+    require("normlab compare", "lab", *NEEDS)
     if args.engine == "ray":
         require("--engine ray", "ray", "ray")
     if args.workers is not None and args.workers < 1:

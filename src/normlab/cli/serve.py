@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 from .options import Verb
 from .show import complain, note, say
@@ -13,7 +14,11 @@ PORT = 8765
 
 
 def add(verb: Verb) -> None:
-    serve = verb("serve", "Show the runs and sweeps below a folder in a browser, live.", "normlab serve runs --open")
+    serve = verb(
+        "serve",
+        "Show the runs, sweeps, claims and benchmarks below a folder in a browser, live.",
+        "normlab serve runs --open",
+    )
     serve.add_argument("folder", type=Path, help="where runs and sweeps lie, at any depth")
     serve.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
     serve.add_argument(
@@ -58,5 +63,13 @@ def run(args: argparse.Namespace) -> int:
     note("normlab serve: press Ctrl-C to end")
     if args.open and not webbrowser.open(bound.address):
         note("normlab serve: no browser was found here; open the address above")
-    serve.run(args.folder, bound, [socket.gethostname(), *args.name] if bound.token else args.name)
+    serve.run(args.folder, bound, [socket.gethostname(), *args.name] if bound.token else args.name, _claims)
     return 0
+
+
+def _claims(folder: Path) -> dict[str, Any]:
+    """Imported when the first page of claims is asked for: their room needs torch."""
+    from ..claims.html import view
+    from ..runs import read_claims
+
+    return view(read_claims(folder), folder.name)

@@ -62,7 +62,7 @@ def add(verb: Verb) -> None:
     train.add_argument("--lr", type=float, help="peak learning rate")
     train.add_argument("--seed", type=int, help="of weights, data order and dropout")
     add_experiment(train)
-    train.add_argument("--out", type=Path, help="the run directory (default runs/train-DATE-TIME)")
+    train.add_argument("-o", "--out", type=Path, help="the run directory (default runs/train-DATE-TIME)")
     train.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often it is saved (default 30)")
     train.add_argument("--trust", action="store_true", help="run the code that the file names")
     train.add_argument("--show", action="store_true", help="print the whole experiment as TOML and stop")

@@ -1,6 +1,6 @@
-"""DISPLAY: a sweep or a run as data (views) and as one offline page (html). Reads folders, never trains; no torch."""
+"""DISPLAY: a sweep or a run as data (views) and as one offline page (pages). Reads folders, never trains; no torch."""
 
-from .html import render, write
+from .pages import plot, render, write
 from .views import view
 
-__all__ = ["render", "view", "write"]
+__all__ = ["plot", "render", "view", "write"]

@@ -13,6 +13,9 @@ import re
 from collections.abc import Mapping
 from html import escape
 from importlib import resources
+from pathlib import Path
+
+from ..runs import replace_file
 
 LANGUAGES = ("en", "zh")
 IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', flags=re.M)
@@ -41,6 +44,13 @@ def page(
         "script": script,
     }
     return re.sub(r"%(\w+)%", lambda found: parts[found[1]], _read("page.html")), policy
+
+
+def save(html: str, path: Path) -> Path:
+    """The page as this file. An older one is replaced as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, html)
+    return path
 
 
 def text_table(language: str) -> dict[str, str]:

@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..runs import replace_file
-from .bundle import LANGUAGES, Texts, bundle, page, text_table
+from .bundle import LANGUAGES, Texts, bundle, page, save, text_table
 
 __all__ = ["ENTRY", "LANGUAGES", "bundle", "page_data", "render", "text_table", "write"]
 
@@ -20,10 +19,7 @@ ENTRY = "main.js"
 
 def write(out: str | Path) -> Path:
     """The page, as this file. An older one is replaced as a whole."""
-    path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, render())
-    return path
+    return save(render(), Path(out))
 
 
 def render(texts: Texts | None = None) -> str:

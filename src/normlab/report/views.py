@@ -24,6 +24,7 @@ from ..runs import (
     INFO,
     SUMMARY,
     Cell,
+    Grid,
     HeldRun,
     Result,
     Run,
@@ -37,8 +38,10 @@ from ..runs import (
     read_trials,
     trial_folder,
 )
+from . import kernels
 from .recorded import recorded, snapshots
 from .shared_settings import common_settings, flat
+from .theory import bands
 
 POINTS = 200  # of a curve
 RUNS = 240  # run folders opened for one page
@@ -52,11 +55,17 @@ WRONG = ("failed", "diverged", "collapsed", "untrained")  # outcomes other than 
 Data = dict[str, Any]
 
 
-def view(folder: str | Path) -> Data:
-    """What there is to show in this folder: a sweep (summary.json) or a single run (run.json)."""
-    folder = Path(folder)
+def view(of: str | Path | Run | Summary) -> Data:
+    """What there is to show: in a folder a sweep (summary.json) or a single run (run.json), in a file what was timed (normlab bench --json).
+    Of an answer by itself: what needs no run.
+    """
+    if isinstance(of, Summary):
+        return _of_summary(of, None, None)
+    folder = of.folder if isinstance(of, Run) else Path(of)
+    if kernels.holds_kernels(folder):
+        return kernels.view(folder)
     if holds_summary(folder) or holds_sweep(folder):
-        return _of_sweep(folder)
+        return _of_summary(_summary(folder), read_grid(folder) if holds_sweep(folder) else None, folder)
     if (folder / INFO).exists():
         return _of_run(folder)
     raise RunUnreadable(
@@ -67,8 +76,7 @@ def view(folder: str | Path) -> Data:
 # ---- a sweep ---------------------------------------------------------------------------------------------------------
 
 
-def _of_sweep(folder: Path) -> Data:
-    summary, grid = _summary(folder), read_grid(folder) if holds_sweep(folder) else None
+def _of_summary(summary: Summary, grid: Grid | None, folder: Path | None) -> Data:
     trials, baseline = summary.trials, summary.baseline
     cells = sorted(summary.cells, key=lambda c: c.rank or math.inf)
     best = summary.best or next(
@@ -80,15 +88,15 @@ def _of_sweep(folder: Path) -> Data:
         if trial.cell in shown and trial.lr == shown[trial.cell]:
             at_rate[trial.cell].append(trial)
     opened = sorted(shown, key=lambda name: name != baseline)[:CELLS]  # the baseline, then by rank
-    read, unreadable = _open(folder, {name: at_rate[name] for name in opened})
+    read, unreadable = _open(folder, {name: at_rate[name] for name in opened}) if folder is not None else ({}, [])
     failures = _failures(trials)
     return {
-        "kind": "sweep", "title": folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
+        "kind": "sweep", "title": "normlab" if folder is None else folder.resolve().name, "task": summary.task, "unit": summary.unit, "blind": summary.blind,
         "target_loss": summary.target_loss, "baseline": baseline, "best": best, "margin": summary.margin, "complete": summary.complete, "ended": len(trials),
         "planned": summary.planned or (None if grid is None else grid.planned), "failed": sum(t.outcome == "failed" for t in trials),
         "verdict": summary.verdict.to_dict(), "why": [{"en": en, "zh": zh} for en, zh in answer.why(summary)], "metric": summary.metric, "compared": _compared(summary.metric), "common_target": summary.common_target,
         "choices": [{"cells": names, "en": en, "zh": zh} for names, (en, zh) in answer.choices(summary)],
-        "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "map": _map(cells, summary.blind),
+        "cells": [_row(c, baseline, best, shown[c.name]) for c in cells], "decimals": _decimals(cells), "metrics": _metrics(cells), "map": _map(cells, summary.blind),
         "curves": {
             "train": [c for n in shown if (c := _curve(n, shown[n], [r["loss"] for r in read.get(n, [])]))],
             "heldout": [c for n in shown if (c := _curve(n, shown[n], [_points(t.curve) for t in at_rate[n]]))],
@@ -98,12 +106,12 @@ def _of_sweep(folder: Path) -> Data:
         "not_opened": max(0, len(cells) - CELLS), "unreadable": unreadable,
         "trials": [{k: getattr(t, k) for k in ("name", "cell", "lr", "seed", "outcome", "loss", "folder")} for t in trials[:TRIALS_LISTED]],
         "refused": [{**r.to_dict(), "reason": {"en": r.reason, "zh": r.reason_zh or r.reason}} for r in summary.refused], "failures": failures[:ROWS], "failures_left_out": max(0, len(failures) - ROWS),
-        "facts": {
+        "ran": {
             **{k: getattr(summary, k) for k in ("task", "unit", "baseline", "blind", "target_loss", "created")},
             "steps": _span([c.steps for c in cells if c.steps is not None]) or summary.steps,
             "seeds": sorted({t.seed for t in trials if t.seed is not None}), "trials": len(trials),
             "parameters": _span([t.parameters for t in trials if t.parameters is not None]), "equal": summary.equal,
-            **_facts(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), common_settings(folder, grid, trials)),
+            **_origin(summary.machine, next((r[0]["info"] for r in read.values() if r), {}), {} if folder is None else common_settings(folder, grid, trials)),
         },
     }  # fmt: skip
 
@@ -127,6 +135,18 @@ def _compared(metric: str) -> Data:
     }
 
 
+def _metrics(cells: Sequence[Cell]) -> list[Data]:
+    """Those beside the loss that any cell has."""
+    names = [name for name in answer.METRICS if name != "loss" and any(name in c.figures for c in cells)]
+    return [{"name": name, **_compared(name)} for name in names]
+
+
+def _decimals(cells: Sequence[Cell]) -> int:
+    """Of losses in the tables: two digits of the narrowest interval, so that ranks can be followed."""
+    halves = [(c.high - c.low) / 2 for c in cells if c.low is not None and c.high is not None and c.high > c.low]
+    return max(2, min(5, 1 - math.floor(math.log10(min(halves))))) if halves else 3
+
+
 def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None) -> Data:
     def count(*outcomes: str) -> int:
         return sum(rate.count(*outcomes) for rate in cell.rates)
@@ -134,6 +154,10 @@ def _row(cell: Cell, baseline: str | None, best: str | None, shown: float | None
     kept = {
         k: v for k, v in cell.to_dict().items() if k not in ("axes", "rates", "tied_with_best", "choices", "traits")
     }
+    kept["figures"] = {name: {**of.to_dict(), "decimals": of.decimals} for name, of in cell.figures.items()}
+    for name, of in (("difference", cell.difference), ("behind_best", cell.behind_best)):
+        if of is not None:
+            kept[name] = {**of.to_dict(), "decimals": of.decimals}
     return {**kept, "chosen": bool(cell.choices), "is_baseline": cell.name == baseline, "shown_lr": shown, "is_best": cell.name == best, "tied": cell.tied_with_best and cell.name != best,
             "trials": count("trained", *WRONG), "failed": count("failed"), "broken": count("diverged", "collapsed", "lost")}  # fmt: skip
 
@@ -144,12 +168,17 @@ def _map(cells: Sequence[Cell], blind: float | None) -> Data:
     rows: list[Data] = []
     for cell in cells:
         at = {r.lr: r for r in cell.rates}
-        squares = [{**at[lr].to_dict(), "best": lr == cell.best_lr} if lr in at else None for lr in rates]
+        squares = [
+            {**at[lr].to_dict(), "tried": at[lr].count("trained", *WRONG), "best": lr == cell.best_lr}
+            if lr in at
+            else None
+            for lr in rates
+        ]
         rows.append({"cell": cell.name, "squares": squares})
     means = [s["mean"] for row in rows for s in row["squares"] if s and s["mean"] is not None]
     low, high = min(means, default=0.0), max(means, default=0.0)
     cut = blind is not None and low < blind < high
-    tried = {r.count("trained", *WRONG) for c in cells for r in c.rates}
+    tried = {s["tried"] for row in rows for s in row["squares"] if s}
     return {"rates": rates, "rows": rows, "low": low if means else None, "high": blind if cut else high, "cut": cut,
             "uneven": len(tried) > 1}  # fmt: skip
 
@@ -171,7 +200,7 @@ def _failures(trials: Iterable[TrialResult]) -> list[Data]:
     return sorted(alike.values(), key=lambda r: (WRONG.index(r["outcome"]), r["cell"], r["lr"] or 0.0))
 
 
-def _facts(machine: Any, info: Data, settings: Any) -> Data:
+def _origin(machine: Any, info: Data, settings: Any) -> Data:
     """What a reader needs to judge or repeat it. Versions and hashes of the data stand in the runs."""
     data = info.get("data") or _dict(info.get("task")).get("sources")
     machine, versions = flat(machine or info.get("machine")), flat(info.get("versions"))
@@ -256,14 +285,15 @@ def _of_run(folder: Path) -> Data:
     keys = ("task", "unit", "status", "outcome", "steps", "seed", "loss", "accuracy", "blind", "cause", "error",
             "created", "seconds")  # fmt: skip
     heldout = _points(ended.curve or read["heldout"])
+    quantities = recorded(run, table)
     return {
         "kind": "run", "title": name, "unit": task.get("unit"), "blind": task.get("blind"),
         "cells": [{"cell": name, "shown_lr": rate}],
         "curves": {key: [c for c in [_curve(name, rate, [line])] if c]
                    for key, line in (("train", read["loss"]), ("heldout", heldout))},
-        "depth": _depth({name: (rate, [read])}), "quantities": recorded(run, table), "snapshots": snapshots(run.events()), "last_step": last, "token_bytes": task.get("unit") == "nats per byte",
+        "depth": _depth({name: (rate, [read])}), "quantities": quantities, "theory": bands(_dict(info.get("structure")).get("placement"), quantities), "snapshots": snapshots(run.events()), "last_step": last, "token_bytes": task.get("unit") == "nats per byte",
         "findings": [{"cell": name, "lr": rate, **_found(run, info.get("seed"), read)}], "not_opened": 0, "unreadable": [],
-        "facts": {**{k: known.get(k) for k in keys}, **_facts(None, info, settings)},
+        "ran": {**{k: known.get(k) for k in keys}, **_origin(None, info, settings)},
     }  # fmt: skip
 
 

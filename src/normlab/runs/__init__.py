@@ -25,6 +25,7 @@ from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
 from .claims import (
     BUDGETS,
     CLAIMS,
+    DECIDED,
     VERDICTS,
     CheckResult,
     ClaimResult,
@@ -38,7 +39,7 @@ from .claims import (
     write_evidence,
 )
 from .contents import STATUSES
-from .files import confined, read_text, replace_file, replacing
+from .files import confined, parsed, read_text, replace_file, replacing
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -80,6 +81,7 @@ from .tail import Grown, Place, end_of, grown
 __all__ = [
     "BUDGETS",
     "CLAIMS",
+    "DECIDED",
     "EQUAL",
     "INFO",
     "LR",
@@ -135,6 +137,7 @@ __all__ = [
     "holds_sweep",
     "in_chinese",
     "outer",
+    "parsed",
     "plain",
     "read_all_evidence",
     "read_claims",

@@ -20,7 +20,8 @@ from .files import replace_file
 from .records import Count, Figure, Record, Text, tuple_of
 from .shapes import Kind, anything, flag, number, one_of, read, table_of, text, whole
 
-VERDICTS = ("holds", "conditions", "fails", "undecided", "untestable", "not run")
+DECIDED = ("holds", "conditions", "fails")
+VERDICTS = (*DECIDED, "undecided", "untestable", "not run")
 OUTCOMES_OF_A_CHECK = ("true", "small", "false", "undecided")
 BUDGETS = ("quick", "default", "full")
 MEASURED = "measured"  # folder

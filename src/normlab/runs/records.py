@@ -202,6 +202,13 @@ class Estimate(Record):
     high: Figure = None
     n: Count = 0
 
+    @property
+    def decimals(self) -> int:
+        """Of the numbers shown: two digits of the half width; without an interval, three of the mean."""
+        known = self.low is not None and self.high is not None and self.high > self.low
+        size = (self.high - self.low) / 2 if known else abs(self.mean) / 10  # type: ignore[operator]
+        return min(max(1 - math.floor(math.log10(size)), 0), 12) if size > 0 else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trait(Record):

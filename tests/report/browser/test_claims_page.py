@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from test_run_pages import grave
 
 from normlab.claims import html
 from normlab.claims.shipped import best_shipped
@@ -19,27 +20,32 @@ def address(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 @pytest.mark.parametrize("width", [1440, 375])
-def test_it_fits_speaks_one_language_and_filters(browser, address, width, lang):
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(f"{address}#{lang}")
-    shown = page.locator("article:visible")
-    everything = shown.count()
-    assert everything == int(page.locator("#count").inner_text()) > 60
-    heading = page.locator("h1").inner_text()
-    assert ("说法" in heading) == (lang == "zh")
-    page.locator("article#C93 summary").click()
-    assert page.locator("article#C93 table").is_visible() and page.locator("article#C93 svg").count() == 1
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
-    page.locator("[data-verdict-box=fails]").check()
-    fails = shown.count()
-    page.select_option("#source", "S4")
-    assert 0 < shown.count() < fails < everything
-    page.fill("#search", "no such words anywhere")
-    assert shown.count() == 0 and page.locator("#none").is_visible()
-    page.locator("#switch").click()
-    assert page.locator("h1").inner_text() != heading
-    assert not said, "no complaint, and nothing that the policy forbids"
-    page.close()
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_speaks_one_language_and_filters(visit, axe, address, width, lang, theme):
+    with visit(width=width, theme=theme) as v:
+        page = v.page
+        page.goto(f"{address}#lang={lang}")
+        page.evaluate(axe)
+        shown = page.locator("article:visible")
+        everything = shown.count()
+        assert everything > 60 and str(everything) in page.locator("#count").inner_text()
+        heading = page.locator("h1").inner_text()
+        assert ("说法" in heading) == (lang == "zh")
+        page.locator("article#C93 summary").click()
+        assert page.locator("article#C93 table").is_visible() and page.locator("article#C93 svg").count() == 1
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
+        assert not grave(page)
+        page.locator("fieldset.keys input").nth(2).check()
+        fails = shown.count()
+        page.locator("select").select_option("S4")
+        assert 0 < shown.count() < fails < everything
+        page.locator("input[type=text]").fill("no such words anywhere")
+        assert shown.count() == 0 and page.locator("#count").is_visible()
+        page.locator("#language").click()
+        assert page.locator("h1").inner_text() != heading and shown.count() == 0, "what was searched stays"
+
+
+def test_a_claim_in_the_address_is_open(visit, address):
+    with visit() as v:
+        v.page.goto(f"{address}#claim=C17")
+        assert v.page.locator("article#C17 table").is_visible() and v.page.locator("article table").count() == 1

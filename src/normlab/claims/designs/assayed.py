@@ -54,7 +54,7 @@ LANDSCAPE = Trained(
     name="landscape",
     about=("Four layers of width 48 on prose at 1e-3: LayerNorm, LayerNorm with a shift of up to 0.5 and a scale of up to 1.25 drawn anew at every step, no norm. Three times in a run: the turn of each block's gradient once the blocks below have moved (1 - cosine), and the range of the loss along the step",
            "四层宽 48，文本，学习率 1e-3：LayerNorm、每步重抽平移（至 0.5）和缩放（至 1.25）噪声的 LayerNorm、无归一化。训练中三次测量：下方各块移动之后每块梯度的转动（1 − 余弦），以及沿更新方向损失的范围"),
-    sizes={"default": Size(seeds=5, steps=300, layers=4)},
+    sizes={"default": Size(seeds=10, steps=300, layers=4)},
     sweeps=_landscape, read=_read_landscape,
 )  # fmt: skip
 
@@ -86,7 +86,7 @@ MATCHED_GAP = Trained(
     name="matched-gap",
     about=("Digits, four layers of width 48 at 1e-3, several passes over the images: held-out minus training loss where both arms have the same training loss, the lowest that both reached",
            "手写数字，四层宽 48，学习率 1e-3，多遍训练：两方训练损失相同时（取双方都达到的最低值），留出损失减训练损失"),
-    sizes={"default": Size(seeds=5, steps=1000)},
+    sizes={"default": Size(seeds=8, steps=1000)},
     sweeps=_matched_gap, read=_read_matched_gap,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What trained models are like inside: values behind their norms, what is left of their input, which tokens are alike."""
+"""What trained models are like inside: values after their norms, what is left of their input, which tokens are alike."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _read_inside(found: Found) -> Evidence:
 
 INSIDE = Trained(
     name="inside",
-    about=("Layers of width 48 on prose at 2e-3, warm-up over half of the steps, LayerNorm before and behind the sub-layers, watched. Of the last third: share of the values behind each norm within 2, gain and bias included; cosine of what leaves the last block with what entered the first. At the end: loss when two neighbouring blocks run side by side, and how many of a token's five nearest neighbours are the same in front of and behind a norm",
+    about=("Layers of width 48 on prose at 2e-3, warm-up over half of the steps, LayerNorm before and after the sub-layers, watched. Of the last third: share of the values after each norm within 2, gain and bias included; cosine of what leaves the last block with what entered the first. At the end: loss when two neighbouring blocks run side by side, and how many of a token's five nearest neighbours are the same before and after a norm",
            "宽 48，文本，学习率 2e-3，前一半步数预热，LayerNorm 在子层之前或之后，训练时监测。最后三分之一：各归一化之后（含增益偏置）落在 ±2 内的比例；末块输出与首块输入的余弦。末尾：相邻两块并行时的损失，以及一个词元的五个最近邻在归一化前后有多少相同"),
     sizes={"quick": Size(seeds=3, steps=60, layers=4), "default": Size(seeds=4, steps=250)},
     sweeps=_inside, read=_read_inside,

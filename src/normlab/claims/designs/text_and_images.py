@@ -79,7 +79,7 @@ SMALL_BATCHES = Trained(
     name="small-batches",
     about=("Digits, four pre-norm layers of width 48, batches of 2, 8 and 32 images at the same number of images seen: BatchNorm, LayerNorm, GroupNorm, each at its best rate",
            "手写数字，四层前置归一化、宽 48，批大小 2、8、32，看过的图像总数相同：BatchNorm、LayerNorm、GroupNorm，各取最佳学习率"),
-    sizes={"default": Size(seeds=3, steps=80, rates=(1e-3, 3e-3))},
+    sizes={"default": Size(seeds=6, steps=80, rates=(1e-3, 3e-3))},
     sweeps=_small_batches, read=_read_small_batches,
 )  # fmt: skip
 

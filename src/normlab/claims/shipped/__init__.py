@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ...runs import BUDGETS, CLAIMS, ClaimsRun, read_claims
+from ...runs import BUDGETS, CLAIMS, DECIDED, ClaimsRun, read_claims
 
-DECIDED = ("holds", "conditions", "fails")
 HERE = Path(__file__).parent
 
 

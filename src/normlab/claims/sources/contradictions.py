@@ -62,7 +62,7 @@ CLAIMS = (
     ),
     Claim(
         id="X7", source="S2 S3 / S0 S1", kind="definition",
-        says=("The usual place of the norm: behind the sum or before the activation (S2, S3), against pre-norm in large models (S0, S1). The first is right",
+        says=("The usual place of the norm: after the sum or before the activation (S2, S3), against pre-norm in large models (S0, S1). The first is right",
               "归一化通常的位置：求和之后或激活函数之前（S2、S3），还是大模型用前置（S0、S1）。前者正确"),
         how=("Placements of 138 architectures (docs/en/inspect.md)", "138 种架构的归一化位置（docs/zh/inspect.md）"),
         measure=structure.placements_in_the_wild,

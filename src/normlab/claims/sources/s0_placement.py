@@ -11,7 +11,7 @@ XIONG = ("Xiong et al. 2020: without warm-up Post-LN reaches 8.45 BLEU on IWSLT1
 CLAIMS = (
     Claim(
         id="C16", source="S0", kind="exact",
-        says=("Post-LN puts the norm behind the sum, Pre-LN before attention and the feed-forward layer", "Post-LN 把归一化放在求和之后，Pre-LN 放在注意力和前馈层之前"),
+        says=("Post-LN puts the norm after the sum, Pre-LN before attention and the feed-forward layer", "Post-LN 把归一化放在求和之后，Pre-LN 放在注意力和前馈层之前"),
         how=("Both placements against their formulas with a random sub-layer; norms at the end of the stack", "用随机子层把两种位置与公式对照；数一数堆叠末尾的归一化层"),
         measure=structure.where_the_norm_stands,
         checks=(
@@ -19,7 +19,7 @@ CLAIMS = (
             Check(quantity="pre_against_formula", most=1e-12, what=("pre-norm against x + S(N(x))", "前置归一化与 x + S(N(x)) 之差")),
             Check(quantity="norms_at_the_end_of_pre", least=0, most=0, core=False, what=("further norms at the end of a pre-norm stack", "前置归一化堆叠末尾另有的归一化层数")),
         ),
-        literature=("Xiong et al. 2020, section 3.3: Pre-LN has a final norm in front of the prediction.", "Xiong 等 2020 第 3.3 节：Pre-LN 在预测之前还有一个归一化。"),
+        literature=("Xiong et al. 2020, section 3.3: Pre-LN has a final norm before the prediction.", "Xiong 等 2020 第 3.3 节：Pre-LN 在预测之前还有一个归一化。"),
     ),
     Claim(
         id="C17", source="S0", kind="empirical",

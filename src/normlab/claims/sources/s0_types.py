@@ -38,14 +38,14 @@ CLAIMS = (
     Claim(
         id="C3", source="S0", kind="exact",
         says=("LayerNorm gives every sample's hidden values mean 0 and variance 1", "LayerNorm 使每个样本的隐藏值均值为 0、方差为 1"),
-        how=("Mean and biased variance of normalized rows: ordinary rows, rows of size 1e-3, rows behind gain and bias",
+        how=("Mean and biased variance of normalized rows: ordinary rows, rows of size 1e-3, rows after gain and bias",
              "归一化后每行的均值和有偏方差：普通的行、大小为 1e-3 的行、乘增益加偏置之后的行"),
         measure=moments.standardized,
         checks=(
             Check(quantity="mean", most=1e-12, what=("largest mean of a row", "各行均值的最大值")),
             Check(quantity="variance", least=0.9999, most=1.0001, what=("variance of ordinary rows", "普通行的方差")),
             Check(quantity="variance_of_tiny", least=0.99, most=1.01, core=False, what=("variance of rows of size 1e-3 (eps 1e-5)", "大小为 1e-3 的行的方差（eps 为 1e-5）")),
-            Check(quantity="variance_behind_gain", least=0.99, most=1.01, core=False, what=("variance behind gain and bias", "乘增益加偏置之后的方差")),
+            Check(quantity="variance_behind_gain", least=0.99, most=1.01, core=False, what=("variance after gain and bias", "乘增益加偏置之后的方差")),
         ),
     ),
     Claim(
@@ -62,7 +62,7 @@ CLAIMS = (
             Check(quantity="largest rate, adam", least=0.0, margin=0.3, what=("log10 of the largest rates, LayerNorm over none (AdamW)", "最大学习率之比的对数 log10，LayerNorm 比无归一化（AdamW）")),
             Check(quantity="layer, best rate", against="none, best rate", most=0.0, margin=0.02, what=("loss after the same steps, each at its best rate: LayerNorm minus none, nats per byte", "相同步数、各取最佳学习率的损失：LayerNorm 减无归一化，奈特/字节")),
         ),
-        literature=("Xiong et al. 2020, Lemma 3: the Jacobian is O(sqrt(d)/|x|). Santurkar et al. 2018 find smoother losses behind BatchNorm.",
+        literature=("Xiong et al. 2020, Lemma 3: the Jacobian is O(sqrt(d)/|x|). Santurkar et al. 2018 find smoother losses with BatchNorm.",
                     "Xiong 等 2020 引理 3：雅可比矩阵为 O(√d/|x|)。Santurkar 等 2018 发现 BatchNorm 使损失更平滑。"),
     ),
     Claim(

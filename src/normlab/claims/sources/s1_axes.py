@@ -32,8 +32,8 @@ CLAIMS = (
         how=("A linear probe reads the position from the states of trained models with LayerNorm and with BatchNorm", "训练后分别从 LayerNorm 与 BatchNorm 模型的状态里用线性探针读出位置"),
         designs=("position",),
         checks=(
-            Check(quantity="position, layer", against="position, batch", least=0.0, margin=0.05, what=("share of tokens whose position is named behind the norms: LayerNorm minus BatchNorm", "归一化之后能读对位置的词元比例：LayerNorm 减 BatchNorm")),
-            Check(quantity="position kept, batch", most=0.0, margin=0.02, core=False, what=("BatchNorm: share behind a norm minus share in front of it (if it lost positions: below 0)", "BatchNorm：归一化之后减之前的比例（若会丢失位置，应小于 0）")),
+            Check(quantity="position, layer", against="position, batch", least=0.0, margin=0.05, what=("share of tokens whose position is named after the norms: LayerNorm minus BatchNorm", "归一化之后能读对位置的词元比例：LayerNorm 减 BatchNorm")),
+            Check(quantity="position kept, batch", most=0.0, margin=0.02, core=False, what=("BatchNorm: share after a norm minus share before it (if it lost positions: below 0)", "BatchNorm：归一化之后减之前的比例（若会丢失位置，应小于 0）")),
         ),
         literature=("No source was found for it. In evaluation BatchNorm is an invertible map of each feature and loses nothing; LayerNorm drops two numbers per token (C91, C95).", "没有找到出处。评估时 BatchNorm 是逐特征的可逆映射，什么也不丢；LayerNorm 每个词元丢掉两个数（C91、C95）。"),
     ),
@@ -50,7 +50,7 @@ CLAIMS = (
     ),
     Claim(
         id="C28", source="S1", kind="exact",
-        says=("Behind BatchNorm every feature of the batch has mean 0 and variance 1; gain and bias then restore what the data could express", "BatchNorm 之后批内每个特征均值 0、方差 1；再用 γ、β 恢复表达能力"),
+        says=("After BatchNorm every feature of the batch has mean 0 and variance 1; gain and bias then restore what the data could express", "BatchNorm 之后批内每个特征均值 0、方差 1；再用 γ、β 恢复表达能力"),
         how=("Mean and variance per channel in training; gain and bias that give the input back", "训练时逐通道的均值与方差；再取能还原输入的增益和偏置"),
         measure=moments.batch_standardized,
         checks=(

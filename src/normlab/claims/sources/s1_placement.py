@@ -74,7 +74,7 @@ CLAIMS = (
     ),
     Claim(
         id="C41", source="S1", kind="exact",
-        says=("DeepNorm scales the residual up (alpha > 1) in front of LayerNorm and some Xavier weights down (beta < 1)", "DeepNorm 在 LayerNorm 之前放大残差连接（α > 1），并缩小部分 Xavier 初始化的参数（β < 1）"),
+        says=("DeepNorm scales the residual up (alpha > 1) before LayerNorm and some Xavier weights down (beta < 1)", "DeepNorm 在 LayerNorm 之前放大残差连接（α > 1），并缩小部分 Xavier 初始化的参数（β < 1）"),
         how=("Both numbers for 1 to 1000 layers; spread of the matrices at the start against plain Post-LN", "1 到 1000 层的两个系数；初始矩阵的离散程度与普通 Post-LN 相比"),
         measure=structure.deepnorm,
         checks=(

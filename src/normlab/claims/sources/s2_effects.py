@@ -20,7 +20,7 @@ CLAIMS = (
     Claim(
         id="C53", source="S2", kind="empirical",
         says=("Values end up in about [-2, 2]", "数值被缩放到 [−2, 2] 左右"),
-        how=("Share of values within 2 behind LayerNorm of normal rows; the largest value that a row of 768 can give; and the share in trained models", "正态分布的行经 LayerNorm 后落在 ±2 内的比例；768 维的行可能给出的最大值；以及训练好的模型里的比例"),
+        how=("Share of values within 2 after LayerNorm of normal rows; the largest value that a row of 768 can give; and the share in trained models", "正态分布的行经 LayerNorm 后落在 ±2 内的比例；768 维的行可能给出的最大值；以及训练好的模型里的比例"),
         measure=moments.gaussian_range,
         designs=("inside",),
         checks=(

@@ -115,7 +115,7 @@ CLAIMS = (
     ),
     Claim(
         id="C62", source="S2", kind="definition",
-        says=("In Transformers LayerNorm usually stands behind the residual sum (Post-LN)", "Transformer 里层归一化通常放在残差连接之后（Post-LN）"),
+        says=("In Transformers LayerNorm usually stands after the residual sum (Post-LN)", "Transformer 里层归一化通常放在残差连接之后（Post-LN）"),
         how=("Placements of 138 architectures, found by their data flow (docs/en/inspect.md)", "138 种架构的归一化位置，由数据流得出（docs/zh/inspect.md）"),
         measure=structure.placements_in_the_wild,
         checks=(Check(quantity="share_of_post", least=0.5, what=("share of post-norm among 138 architectures", "138 种架构中后置归一化的比例")),),

@@ -23,7 +23,7 @@ CLAIMS = (
         how=("A million values of an exponential distribution, standardized: skew and kurtosis; values of LayerNorm within [0, 1]", "一百万个指数分布的数做标准化，看偏度与峰度；LayerNorm 的输出落在 [0, 1] 的比例"),
         measure=moments.shape_is_kept,
         checks=(
-            Check(quantity="skew", least=-0.1, most=0.1, what=("skew behind standardizing (normal: 0)", "标准化后的偏度（正态为 0）")),
+            Check(quantity="skew", least=-0.1, most=0.1, what=("skew after standardizing (normal: 0)", "标准化后的偏度（正态为 0）")),
             Check(quantity="excess_kurtosis", least=-0.2, most=0.2, what=("excess kurtosis (normal: 0)", "超额峰度（正态为 0）")),
             Check(quantity="share_of_layer_norm_in_0_1", least=1.0, core=False, what=("share of LayerNorm's values in [0, 1]", "LayerNorm 的值落在 [0, 1] 的比例")),
         ),
@@ -42,7 +42,7 @@ CLAIMS = (
     ),
     Claim(
         id="C76", source="S3", kind="definition",
-        says=("BatchNorm stands behind a convolution or a fully connected layer and before the activation", "BatchNorm 位于卷积层或全连接层之后、激活函数之前"),
+        says=("BatchNorm stands after a convolution or a fully connected layer and before the activation", "BatchNorm 位于卷积层或全连接层之后、激活函数之前"),
         how=("Where the paper puts it", "论文把它放在哪里"),
         facts=(Fact(what=("The paper normalizes Wu + b, immediately before the nonlinearity", "论文对 Wu + b 做归一化，紧接在非线性之前"), source="Ioffe and Szegedy 2015, arXiv 1502.03167, section 3.2", agrees=True),),
     ),
@@ -103,7 +103,7 @@ CLAIMS = (
     Claim(
         id="C83", source="S3", kind="exact",
         says=("In a Transformer every position holds other features, so normalizing across samples loses its meaning", "Transformer 里每个位置的数据代表不同的特征，跨样本归一化会失去意义"),
-        how=("Whether a feature is another one at another position: swapping two tokens in front of a Transformer's matrix, against swapping behind it", "不同位置的特征是否不同：在 Transformer 的矩阵之前交换两个词元，与之后交换相比"),
+        how=("Whether a feature is another one at another position: swapping two tokens before a Transformer's matrix, against swapping after it", "不同位置的特征是否不同：在 Transformer 的矩阵之前交换两个词元，与之后交换相比"),
         measure=axes.same_feature_everywhere,
         checks=(Check(quantity="swapped_before_or_after", least=1e-6, what=("difference (features that differ by position: above 0)", "两者之差（若特征随位置不同则大于 0）")),),
     ),

@@ -141,7 +141,7 @@ CLAIMS = (
     Claim(
         id="C96", source="S4", kind="exact",
         says=("LayerNorm puts every embedding on the sphere of radius 1 around the origin", "LayerNorm 把嵌入向量约束在以原点为中心、半径为 1 的超球面上"),
-        how=("Lengths behind LayerNorm without gain and bias at widths 8, 64 and 768", "宽 8、64、768 时不带增益偏置的 LayerNorm 输出的长度"),
+        how=("Lengths after LayerNorm without gain and bias at widths 8, 64 and 768", "宽 8、64、768 时不带增益偏置的 LayerNorm 输出的长度"),
         measure=sphere.radius,
         checks=(
             Check(quantity="radius_64", least=0.99, most=1.01, what=("radius at width 64 (sqrt(64) = 8)", "宽 64 时的半径（√64 = 8）")),
@@ -152,21 +152,21 @@ CLAIMS = (
     Claim(
         id="C97", source="S4", kind="exact",
         says=("They form a ball that gets sparser away from that sphere", "形成越远离超球面越稀疏的球体空间"),
-        how=("Spread of the lengths behind LayerNorm without gain and bias", "不带增益偏置的 LayerNorm 输出长度的离散程度"),
+        how=("Spread of the lengths after LayerNorm without gain and bias", "不带增益偏置的 LayerNorm 输出长度的离散程度"),
         measure=sphere.radius,
         checks=(Check(quantity="spread_64", least=1e-6, what=("relative spread of the lengths (a ball: above 0)", "长度的相对离散（若是球体则大于 0）")),),
     ),
     Claim(
         id="C98", source="S4", kind="empirical",
         says=("That helps the analysis of similarity", "这一特性便于做相似性分析"),
-        how=("Cosines behind LayerNorm against Pearson's correlation; nearest neighbours by cosine and by distance, without and with gain and bias", "LayerNorm 之后的余弦与皮尔逊相关对照；不带与带增益偏置时按余弦和按距离的最近邻"),
+        how=("Cosines after LayerNorm against Pearson's correlation; nearest neighbours by cosine and by distance, without and with gain and bias", "LayerNorm 之后的余弦与皮尔逊相关对照；不带与带增益偏置时按余弦和按距离的最近邻"),
         measure=sphere.similarity,
         designs=("inside",),
         checks=(
             Check(quantity="cosine_against_pearson", most=1e-12, what=("cosine against the correlation of the inputs", "余弦与输入相关系数之差")),
             Check(quantity="same_neighbours", least=1.0, what=("share of tokens with the same neighbour by both", "两种最近邻相同的比例")),
             Check(quantity="same_neighbours_with_gain", least=1.0, core=False, what=("share of tokens with the same neighbour by both, with gain and bias", "带增益偏置时，两种最近邻相同的比例")),
-            Check(quantity="neighbours kept", least=0.5, core=False, what=("trained: share of a token's five neighbours that are the same in front of and behind a norm", "训练后：一个词元的五个近邻在归一化前后相同的比例")),
+            Check(quantity="neighbours kept", least=0.5, core=False, what=("trained: share of a token's five neighbours that are the same before and after a norm", "训练后：一个词元的五个近邻在归一化前后相同的比例")),
         ),
     ),
 )  # fmt: skip

@@ -4,12 +4,16 @@
 /data/list      what there is                 /events/list      when that changes
 /data/run?at=   a run, as views shows it      /events/run?at=   its lines as they are written, &from= a place
 /data/sweep?at= a sweep                       /events/sweep?at= when it changes
+/data/claims?at=, /data/kernels?at=           a run of claims, a benchmark; events as of a sweep
+
+Data hold the mark of the files they were made from, events that of the files as they are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,18 +24,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ...errors import RunUnreadable
-from ...runs import Place, end_of
+from ...runs import INFO, Place, end_of
 from .. import pages, views
-from .found import Found, Listing, Stamp, said, search, stamp, stamp_of
+from .found import Found, Listing, Stamp, files_of, mark, said, search, stamp, stamp_of
 from .guard import Guard, Rules
 from .live import Live
 from .work import Answers, Workshop
 
 
 class App:
-    """The application of one folder, for any ASGI server."""
+    """The application of one folder, for any ASGI server. ``claims`` makes the view of a run of claims, whose room lies above this one."""
 
-    def __init__(self, folder: str | Path, rules: Rules | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, rules: Rules | None = None, claims: Callable[[Path], Any] | None = None
+    ) -> None:
         self.root = Path(folder).absolute()
         if not self.root.is_dir():
             raise RunUnreadable(f"{folder} is not a folder")
@@ -41,6 +47,9 @@ class App:
         self._listing = Listing(self.root)
         self.live = Live(self._workshop, self.root)
         self._found: Found | None = None
+        self._mark = ""  # of the list
+        self._looking = threading.Lock()  # looks come from two threads; a later one has seen more
+        self._claims = claims
         routes = [
             Route("/", self._page),
             Route("/favicon.ico", self._none),
@@ -63,17 +72,23 @@ class App:
 
     def _look(self) -> Stamp:
         """At the folder again. Files of runs that are being written are no change of the list, but their status is."""
-        self._found = search(self.root)
-        each = (stamp(f / "run.json", f / "sweep.json", f / "summary.json") for _, _, f, _ in self._found.listed)
-        return tuple(
-            hash((key, kind, trials, mark))
-            for (key, kind, _, trials), mark in zip(self._found.listed, each, strict=True)
-        )
+        with self._looking:
+            found = search(self.root)
+            each = (stamp(*files_of(kind, at)) for _, kind, at, _ in found.listed)
+            listed = tuple(
+                hash((key, kind, trials, files))
+                for (key, kind, _, trials), files in zip(found.listed, each, strict=True)
+            )
+            self._found, self._mark = found, mark(listed)
+        return listed
 
     def _list_bytes(self) -> bytes:
-        found = self._found or search(self.root)
+        with self._looking:
+            found, listed = self._found or search(self.root), self._mark
         entries = [asdict(entry) for entry in self._listing.entries(found)]
-        return _json({"folder": self.root.name, "entries": entries, "more": found.more, "unnamed": found.unnamed})
+        return _json(
+            {"folder": self.root.name, "entries": entries, "more": found.more, "unnamed": found.unnamed, "mark": listed}
+        )
 
     async def _list(self, request: Request) -> Response:
         return _of_json(await self._answers.get("list", self._look, self._list_bytes))
@@ -98,23 +113,30 @@ class App:
         key, kind, folder = asked
         try:
             found = await self._answers.get(
-                f"{kind} {key}", lambda: stamp_of(kind, folder), lambda: self._view_bytes(folder)
+                f"{kind} {key}", lambda: stamp_of(kind, folder), lambda: self._view_bytes(kind, folder)
             )
         except (RunUnreadable, OSError, ValueError) as error:
             return _error(422, said(error, self.root))
         return _of_json(found)
 
-    def _view_bytes(self, folder: Path) -> bytes:
-        place = end_of(folder)  # before reading: what comes meanwhile is told twice and not lost
-        return _json({**views.view(folder), "place": str(place)})
+    def _view_bytes(self, kind: str, folder: Path) -> bytes:
+        # Mark and place before reading: what comes meanwhile is told twice and not lost.
+        known = {"mark": mark(stamp(folder / INFO) if kind == "run" else stamp_of(kind, folder))}
+        if kind == "claims":
+            if self._claims is None:
+                raise RunUnreadable("this server shows no claims")
+            return _json({**self._claims(folder), **known})
+        if kind == "run":
+            known["place"] = str(end_of(folder))
+        return _json({**views.view(folder), **known})
 
     async def _events(self, request: Request) -> Response:
         asked = await self._asked(request)
         if asked is None:
             return _error(404, "nothing of that name is in the folder")
         _, kind, folder = asked
-        if kind == "sweep":
-            return _stream(self.live.of_sweep(folder))
+        if kind != "run":
+            return _stream(self.live.of_whole(kind, folder))
         told = request.headers.get("last-event-id") or request.query_params.get("from") or ""
         place = Place.parse(told)
         if told and place is None:

@@ -1,4 +1,4 @@
-"""Which runs and sweeps lie below the folder. What a browser asks for is looked up here by its name and never joined to a path.
+"""Which runs, sweeps, runs of claims and benchmarks (``bench*.json``) lie below the folder. What a browser asks for is looked up here by its name and never joined to a path.
 
 Linked folders are not entered, and what is read is confined to the folder (see ``normlab.runs.confined``). Searching ends
 at bounds that a folder made to harm could otherwise leave behind.
@@ -7,17 +7,20 @@ at bounds that a folder made to harm could otherwise leave behind.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunUnreadable
-from ...runs import INFO, SUMMARY, SWEEP, TRIALS, Run, read_grid
+from ...runs import CLAIMS, DECIDED, INFO, SUMMARY, SWEEP, TRIALS, Run, read_claims, read_grid, read_summary
 
 DEPTH = 12  # folders below folders
 ENTRIES = 200_000  # names looked at
 LISTED = 2_000  # runs and sweeps in the list; trials of sweeps aside
 LONGEST = 300  # characters of a text out of a run that the list shows
+
+TIMED = re.compile(r"bench[\w.-]*\.json")  # what normlab bench --json is told to write, by its name
 
 Stamp = tuple[int, ...]  # of files: another one if they changed
 
@@ -27,7 +30,7 @@ class Entry:
     """A line of the list."""
 
     key: str  # its path below the folder, with slashes; "." is the folder itself
-    kind: str  # "run" or "sweep"
+    kind: str  # "run", "sweep", "claims" or "kernels"
     status: str | None = None
     created: str | None = None
     task: str | None = None
@@ -43,7 +46,7 @@ class Entry:
 class Found:
     """All there is, at one look."""
 
-    folders: dict[str, tuple[str, Path]]  # key -> (kind, folder); trials included
+    folders: dict[str, tuple[str, Path]]  # key -> (kind, folder, or file of a benchmark); trials included
     listed: list[tuple[str, str, Path, int]]  # key, kind, folder, trials
     more: int  # that did not fit into the list
     unnamed: int  # whose names are no text
@@ -61,7 +64,7 @@ def search(root: Path) -> Found:
         except UnicodeEncodeError:
             unnamed += 1
             continue
-        names, inner = set[str](), []
+        names, inner, timed = set[str](), [], []
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -71,9 +74,24 @@ def search(root: Path) -> Found:
                     names.add(entry.name)
                     if entry.is_dir(follow_symlinks=False):
                         inner.append(entry.name)
+                    elif TIMED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        timed.append(entry.name)
         except OSError:
             continue
-        kind = "sweep" if names & {SWEEP.file, SUMMARY.file} else "run" if INFO in names else None
+        kind = (
+            "sweep"
+            if names & {SWEEP.file, SUMMARY.file}
+            else "run"
+            if INFO in names
+            else "claims"
+            if CLAIMS.file in names
+            else None
+        )
+        for name in sorted(timed):
+            if len(listed) < LISTED and kind is None:
+                file = name if key == "." else f"{key}/{name}"
+                folders[file] = ("kernels", folder / name)
+                listed.append((file, "kernels", folder / name, 0))
         within = key.endswith(f"/{TRIALS}") or key == TRIALS
         if kind is not None:
             folders[key] = (kind, folder)
@@ -114,12 +132,26 @@ def stamp_of(kind: str, folder: Path) -> Stamp:
     """Of what its page is made from, readings of trials aside."""
     if kind == "run":
         return stamp(folder / INFO, folder / "readings.jsonl")
+    if kind in ("claims", "kernels"):
+        return stamp(folder / CLAIMS.file if kind == "claims" else folder)
     trials = folder / TRIALS
     try:
         names = sorted(os.listdir(trials))[:ENTRIES]
     except OSError:
         names = []
     return stamp(folder / SWEEP.file, folder / SUMMARY.file, *(trials / name / INFO for name in names))
+
+
+def mark(stamp: Stamp) -> str:
+    """By which a page knows whether what it was told of is what it shows."""
+    return format(hash(stamp) & (2**64 - 1), "x")
+
+
+def files_of(kind: str, folder: Path) -> tuple[Path, ...]:
+    """The files that a line of the list is made from."""
+    if kind == "kernels":
+        return (folder,)
+    return folder / INFO, folder / SWEEP.file, folder / SUMMARY.file, folder / CLAIMS.file
 
 
 class Listing:
@@ -132,14 +164,18 @@ class Listing:
     def entries(self, found: Found) -> list[Entry]:
         known, self._known = self._known, {}
         for key, kind, folder, trials in found.listed:
-            mark = (*stamp(folder / INFO, folder / SWEEP.file, folder / SUMMARY.file), trials)
+            files = (*stamp(*files_of(kind, folder)), trials)
             before = known.get(key)
-            entry = before[1] if before and before[0] == mark else self._read(key, kind, folder, trials)
-            self._known[key] = (mark, entry)
+            entry = before[1] if before and before[0] == files else self._read(key, kind, folder, trials)
+            self._known[key] = (files, entry)
         return [entry for _, entry in self._known.values()]
 
     def _read(self, key: str, kind: str, folder: Path, trials: int) -> Entry:
         try:
+            if kind == "kernels":
+                return Entry(key=key, kind=kind)
+            if kind == "claims":
+                return _of_claims(key, folder)
             return _of_sweep(key, folder, trials) if kind == "sweep" else _of_run(key, folder)
         except (RunUnreadable, OSError) as error:
             return Entry(key=key, kind=kind, problem=said(error, self.root)[:LONGEST])
@@ -151,7 +187,29 @@ def _of_sweep(key: str, folder: Path, trials: int) -> Entry:
     grid = read_grid(folder)
     task = grid.task or grid.base.get("task")
     return Entry(key=key, kind="sweep", created=_text(grid.created), task=_text(task), unit=_text(grid.unit),
-                 trials=trials, planned=grid.planned)  # fmt: skip
+                 trials=trials, planned=_planned(folder, trials) or grid.planned)  # fmt: skip
+
+
+def _planned(folder: Path, trials: int) -> int:
+    """As its answer says, which knows the rates that get no further seeds; 0 where there is none, or an old one."""
+    try:
+        planned = read_summary(folder).planned
+    except (RunUnreadable, OSError):  # its own page says what is wrong with it
+        return 0
+    return planned if planned >= trials else 0
+
+
+def _of_claims(key: str, folder: Path) -> Entry:
+    run = read_claims(folder)
+    decided = sum(result.verdict in DECIDED for result in run.results)
+    return Entry(
+        key=key,
+        kind="claims",
+        created=_text(run.created),
+        task=_text(run.budget),
+        trials=decided,
+        planned=len(run.results),
+    )
 
 
 def _of_run(key: str, folder: Path) -> Entry:

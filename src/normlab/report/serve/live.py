@@ -1,8 +1,9 @@
 """What comes while a page is open, as server-sent events.
 
 Nothing is queued for anyone: each client has a place in the file and asks from there, clients that keep up ask for the same
-piece, which is read once, and a slow one asks later for a longer piece. An event's id is the place behind it, so a browser that
-lost its connection goes on where it was.
+piece, which is read once, and a slow one asks later for a longer piece. An event's id is the place after it, so a browser that
+lost its connection goes on where it was. What is not followed line by line has a mark, told when a stream begins and whenever
+it changes: a page that shows another one asks again, so that nothing is missed between its data and its stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from ...errors import RunUnreadable
 from ...runs import INFO, READINGS, Grown, Place, grown
-from .found import Stamp, said, stamp, stamp_of
+from .found import Stamp, mark, said, stamp, stamp_of
 from .work import Workshop
 
 LOOK = 0.25  # seconds between looks at a file
@@ -51,32 +52,35 @@ def _finite(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class Live:
     def __init__(self, workshop: Workshop, root: Path) -> None:
         self._workshop, self._root = workshop, root
-        self._pieces: OrderedDict[tuple[Path, Place], asyncio.Future[tuple[bytes, Place]]] = OrderedDict()
+        self._pieces: OrderedDict[tuple[Path, Place, Stamp], asyncio.Future[tuple[bytes, Place]]] = OrderedDict()
         self.ended = False  # set when the server ends
 
     async def of_run(self, folder: Path, since: Place) -> AsyncIterator[bytes]:
-        """``lines`` with what was written, ``info`` when run.json changed, ``anew`` when all has to be read again."""
+        """``lines`` with what was written, ``info`` with the mark of run.json, ``anew`` when all has to be read again."""
         yield b"retry: 1000\n\n"
-        about, place, spoken = stamp(folder / INFO), since, time.monotonic()
+        about: Stamp | None = None
+        place, spoken = since, time.monotonic()
         while not self.ended:
             piece, before = b"", place
             end = stamp(folder / READINGS)
-            if (end[0], end[2]) != (place.file, place.byte) and end[0] != 0:
-                piece, place = await self._piece(folder, place)
-            if stamp(folder / INFO) != about:
-                about = stamp(folder / INFO)
-                piece += event("info", {})
+            if (end[0], end[2]) != (place.file, place.byte):
+                piece, place = await self._piece(folder, place, end)
+            if (now := stamp(folder / INFO)) != about:
+                about = now
+                piece += event("info", {"mark": mark(now)})
             if not piece and time.monotonic() - spoken > ALIVE:
                 piece = b": still here\n\n"
             if piece:
                 spoken = time.monotonic()
                 yield piece
-            if place == before or not piece:
-                await asyncio.sleep(LOOK)
+            # A closed connection takes all it is given at once: without a pause nobody would learn that it is closed.
+            await asyncio.sleep(LOOK if place == before or not piece else 0)
 
-    async def _piece(self, folder: Path, since: Place) -> tuple[bytes, Place]:
-        """What stands behind a place: read once for all who ask from there within a look."""
-        key = (folder, since)
+    async def _piece(self, folder: Path, since: Place, end: Stamp) -> tuple[bytes, Place]:
+        """What stands after a place in a file as it is now: read once for all who ask from there. Files come back under the
+        number of one that was removed, so what was read from another state of the file is no answer.
+        """
+        key = (folder, since, end)
         future = self._pieces.get(key)
         if future is None:
             future = asyncio.ensure_future(self._workshop.do(lambda: self._written(folder, since)))
@@ -86,7 +90,7 @@ class Live:
                 self._pieces.popitem(last=False)
         return await asyncio.shield(future)
 
-    def _forget(self, key: tuple[Path, Place], future: asyncio.Future[tuple[bytes, Place]]) -> None:
+    def _forget(self, key: tuple[Path, Place, Stamp], future: asyncio.Future[tuple[bytes, Place]]) -> None:
         """A piece that holds nothing new must be asked for again."""
         if future.cancelled() or future.exception() is not None or future.result()[1] == key[1]:
             self._pieces.pop(key, None)
@@ -105,9 +109,9 @@ class Live:
         piece = event("lines", _finite(found.lines), str(found.end))
         return (event("anew", {}, str(found.end)) if len(piece) > LARGEST else piece), found.end
 
-    async def of_sweep(self, folder: Path) -> AsyncIterator[bytes]:
-        """``changed`` whenever a trial began, ended or was answered."""
-        async for piece in self._changes(lambda: stamp_of("sweep", folder)):
+    async def of_whole(self, kind: str, folder: Path) -> AsyncIterator[bytes]:
+        """``changed`` with the mark of what its page is made from: of a sweep, another one when a trial began, ended or was answered."""
+        async for piece in self._changes(lambda: stamp_of(kind, folder)):
             yield piece
 
     async def of_all(self, look: Any) -> AsyncIterator[bytes]:
@@ -120,9 +124,9 @@ class Live:
         spoken = time.monotonic()
         while not self.ended:
             now = await self._workshop.do(look)
-            if known is not None and now != known:
+            if now != known:
                 spoken = time.monotonic()
-                yield event("changed", {})
+                yield event("changed", {"mark": mark(now)})
             elif time.monotonic() - spoken > ALIVE:
                 spoken = time.monotonic()
                 yield b": still here\n\n"

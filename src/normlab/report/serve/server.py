@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -113,7 +113,9 @@ class Server(uvicorn.Server):
         self.should_exit = self.force_exit = True
 
 
-def run(folder: str | Path, bound: Bound, names: Iterable[str] = ()) -> None:
-    """Serves until Ctrl-C."""
-    app = App(folder, rules(bound.host, names, bound.token))
+def run(
+    folder: str | Path, bound: Bound, names: Iterable[str] = (), claims: Callable[[Path], Any] | None = None
+) -> None:
+    """Serves until Ctrl-C. ``claims``: see :class:`App`."""
+    app = App(folder, rules(bound.host, names, bound.token), claims)
     Server(app).run(sockets=[bound.socket])

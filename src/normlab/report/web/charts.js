@@ -24,6 +24,7 @@ import { h, number, s } from "./elements.js";
  * @property {number} [top] values above it are cut off
  * @property {(readonly [number, number])[]} [spans] windows on the horizontal axis
  * @property {number} [mark] a vertical line
+ * @property {boolean} [whole] the horizontal axis counts
  */
 
 const EDGE = { left: 52, right: 22, top: 26, bottom: 34 };
@@ -109,7 +110,7 @@ function drawn(chart, width, height, { xs, low, high, right, bottom, px, py }) {
     const at = py(y);
     axes.append(s("line", { x1: EDGE.left, x2: right, y1: at, y2: at }), s("text", { x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, number(y)));
   }
-  for (const x of ticks(xs[0], xs[1], width < 420 ? 4 : 6)) axes.append(s("text", { x: px(x), y: bottom + 15, "text-anchor": "middle" }, number(x, 4)));
+  for (const x of ticks(xs[0], xs[1], width < 420 ? 4 : 6).filter((v) => !chart.whole || Number.isInteger(v))) axes.append(s("text", { x: px(x), y: bottom + 15, "text-anchor": "middle" }, number(x, 4)));
   axes.append(s("text", { x: right, y: height - 4, "text-anchor": "end", class: "name" }, chart.x), s("text", { x: 0, y: 11, class: "name" }, chart.y));
   root.append(axes);
   for (const [first, last] of chart.spans ?? []) {

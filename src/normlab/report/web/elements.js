@@ -135,7 +135,7 @@ export function figure(title, drawing, caption, kind = "") {
  * @param {Child[][]} rows the first of each names its row
  */
 export function table(label, head, rows) {
-  return h("div", { class: "scroll edge", tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "facts" },
+  return h("div", { class: "scroll edge", tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "plain" },
     h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", {}, ...rows.map(([first, ...rest]) => h("tr", {}, h("th", { scope: "row" }, first), ...rest.map((cell) => h("td", {}, cell)))))));
 }

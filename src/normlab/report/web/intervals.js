@@ -27,11 +27,11 @@ export function intervals(narrow, axis, zero) {
     const all = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
     const axes = s("g", { class: "axis" });
     for (const v of ticks(low, high, width < 500 ? 3 : 6)) axes.append(s("line", { x1: px(v), x2: px(v), y1: TOP - 4, y2: bottom }), s("text", { x: px(v), y: bottom + 14, "text-anchor": "middle" }, number(v)));
-    axes.append(s("text", { x: width - RIGHT, y: height - 4, "text-anchor": "end", class: "name" }, axis), s("text", { x: px(0), y: 12, "text-anchor": px(0) > width / 2 ? "end" : "start", class: "name" }, zero));
+    axes.append(s("text", { x: width - RIGHT, y: height - 4, "text-anchor": "end", class: "name" }, axis), s("text", { x: px(0), y: 12, "text-anchor": px(0) > width / 2 ? "end" : "start", class: "name", translate: "no" }, zero));
     all.append(axes, s("line", { class: "zero", x1: px(0), x2: px(0), y1: TOP - 4, y2: bottom }));
     last.forEach((d, i) => {
       const y = TOP + i * ROW + ROW / 2, kind = d.decided ? (d.mean < 0 ? "better" : "worse") : "open";
-      all.append(s("text", { x: 0, y: y + 4 }, d.name.length > left / 7 ? `${d.name.slice(0, Math.floor(left / 7) - 1)}…` : d.name));
+      all.append(s("text", { x: 0, y: y + 4, translate: "no" }, d.name.length > left / 7 ? `${d.name.slice(0, Math.floor(left / 7) - 1)}…` : d.name));
       if (d.low !== null && d.high !== null) all.append(s("path", { class: `whisker ${kind}`, d: `M${px(d.low)} ${y}H${px(d.high)}M${px(d.low)} ${y - 5}v10M${px(d.high)} ${y - 5}v10` }));
       all.append(s("circle", { class: `middle ${kind}`, cx: px(d.mean), cy: y, r: 4.5 }));
     });

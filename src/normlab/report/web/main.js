@@ -1,5 +1,6 @@
 /** The explorer and the playground: pages that need nothing but this file. */
 
+import { fluctuation } from "./pages/fluctuation.js";
 import { numbers } from "./pages/numbers.js";
 import { places } from "./pages/places.js";
 import { playground } from "./pages/playground.js";
@@ -10,4 +11,4 @@ import { embedded, start } from "./shell.js";
 
 const data = embedded();
 
-start(data.texts, { pages: () => [playground, shelf, numbers, places, sphere, scaling], data: () => data, footer: "footer" });
+start(data.texts, { pages: () => [playground, shelf, numbers, places, sphere, scaling, fluctuation], data: () => data, footer: "footer" });

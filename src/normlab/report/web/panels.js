@@ -73,7 +73,7 @@ export const word = ({ data, language }, name) => (name ? (data.words[name]?.[la
  * @param {Context["t"]} t
  * @param {any} view
  */
-export const whose = (t, view) => (typeof view.facts.seed === "number" || typeof view.facts.settings?.seed === "number" ? t("run.whose.seed", { seed: view.facts.settings?.seed ?? view.facts.seed }) : t("run.whose"));
+export const whose = (t, view) => (typeof view.ran.seed === "number" || typeof view.ran.settings?.seed === "number" ? t("run.whose.seed", { seed: view.ran.settings?.seed ?? view.ran.seed }) : t("run.whose"));
 
 /**
  * Sentences one after another, as the language shown sets them; empty ones left out.
@@ -93,6 +93,17 @@ export const gaps = (t, of) => sentences(of.recorded > of.steps.length && t("run
  * @param {string} text
  */
 export const silence = (text) => h("p", { class: "reading" }, text);
+
+/**
+ * Of a finding: why, what to do next, and where it was seen.
+ * @param {Context} context
+ * @param {any} f
+ */
+export function explained({ t, language }, f) {
+  return h("dl", {}, h("dt", {}, t("diagnosis.why")), h("dd", {}, f.why[language]),
+    ...(f.try.length ? [h("dt", {}, t("diagnosis.next")), h("dd", {}, h("ul", {}, ...f.try.map((/** @type {any} */ one) => h("li", {}, one[language]))))] : []),
+    h("dt", {}, t("diagnosis.where")), h("dd", {}, h("span", { translate: "no" }, f.site ?? t("diagnosis.whole")), `, ${f.steps[0] === f.steps[1] ? t("diagnosis.step", { step: f.steps[0] }) : t("diagnosis.steps", { first: f.steps[0], last: f.steps[1] })}`, f.source ? h("span", { class: "quiet", translate: "no" }, ` ${f.source}`) : null));
+}
 
 /**
  * Facts by name, nested ones as lines.

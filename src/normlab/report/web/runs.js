@@ -1,23 +1,27 @@
-/** The pages over runs: of one run that is in the page, or of all that a server's folder holds. */
+/** The pages over runs: of one run, sweep, benchmark or run of claims that is in the page, or of all that a server's folder holds. */
 
+import { claims } from "./pages/claims.js";
 import { compare } from "./pages/compare.js";
 import { depth } from "./pages/depth.js";
 import { diagnosis } from "./pages/diagnosis.js";
 import { geometry } from "./pages/geometry.js";
+import { kernels } from "./pages/kernels.js";
 import { linkTo, runList, waiting } from "./pages/list.js";
 import { statistics } from "./pages/statistics.js";
+import { sweepDepth } from "./pages/sweep_depth.js";
+import { sweepDiagnosis } from "./pages/sweep_diagnosis.js";
 import { h } from "./elements.js";
 import { address, embedded, start } from "./shell.js";
 import { source } from "./source.js";
 
-const { texts, view, words, few } = embedded();
-const PAGES = { list: [runList], run: [diagnosis, depth, statistics, geometry], sweep: [compare] };
+const { texts, view, address: asked, ...known } = embedded(); // known: words for names out of data, and limits
+const PAGES = { list: [runList], run: [diagnosis, depth, statistics, geometry], sweep: [compare, sweepDepth, sweepDiagnosis], claims: [claims], kernels: [kernels] };
 
-/** @typedef {"list" | "run" | "sweep"} Kind */
+/** @typedef {keyof typeof PAGES} Kind */
 /** @returns {[Kind, string]} */
-function asked() {
+function place() {
   const now = address();
-  for (const kind of /** @type {const} */ (["run", "sweep"]))
+  for (const kind of /** @type {const} */ (["run", "sweep", "claims", "kernels"]))
     if (now.has(kind)) {
       try {
         return [kind, decodeURIComponent(now.get(kind) ?? "")];
@@ -29,20 +33,20 @@ function asked() {
 }
 
 if (view) {
-  const data = { ...view, words, few };
-  start(texts, { pages: () => PAGES.run, data: () => data, footer: "footer" });
+  const data = { ...view, ...known }, pages = PAGES[/** @type {Kind} */ (view.kind)];
+  start(texts, { pages: () => pages, data: () => data, footer: "footer" }, asked);
 } else {
-  let [kind, at] = asked();
+  let [kind, at] = place();
   /** @type {import("./shell.js").Site} */
   const site = {
     pages: () => (got.data ? PAGES[kind] : [waiting]),
-    data: () => (got.data ? Object.assign(got.data, { words, few }) : { problem: got.problem }),
+    data: () => (got.data ? Object.assign(got.data, known) : { problem: got.problem }),
     footer: "footer.served",
     place: (t) => [
       kind === "list" ? null : h("p", { class: "crumbs" }, h("a", { href: linkTo(address(), "list", "").replace("list=&", "").replace("list=", "page=run-list") }, t("list.all")), ...parents(t)),
       got.data && got.problem ? h("p", { class: "reading bad", translate: "no" }, got.problem) : null],
     moved: () => {
-      const [newKind, newAt] = asked();
+      const [newKind, newAt] = place();
       if (newKind === kind && newAt === at) return;
       got.close();
       [kind, at] = [newKind, newAt];

@@ -15,17 +15,22 @@ import { h } from "./elements.js";
 const root = document.documentElement;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
+/** In place of the address, where a page may not change it (a frame without one, as in a notebook). */
+let kept = "";
+
 /** @returns {Map<string, string>} */
 export function address() {
-  const parts = location.hash.slice(1).split("&").filter((part) => part.includes("="));
+  const parts = (location.hash || kept).slice(1).split("&").filter((part) => part.includes("="));
   return new Map(parts.map((part) => /** @type {[string, string]} */ ([part.slice(0, part.indexOf("=")), part.slice(part.indexOf("=") + 1)])));
 }
 
 /**
  * @param {Record<string, Record<string, string>>} texts
  * @param {Site} site
+ * @param {string} [asked] settings to begin with, as in an address
  */
-export function start(texts, site) {
+export function start(texts, site, asked = "") {
+  kept = `#${asked}`;
   /** @type {(() => void) | null} */
   let leave = null;
   let shown = "";
@@ -42,7 +47,8 @@ export function start(texts, site) {
       else all.set(key, value);
     }
     shown = `#${[...all].map(([key, value]) => `${key}=${value}`).join("&")}`;
-    history.replaceState(null, "", shown);
+    if (location.protocol === "about:") kept = shown;
+    else history.replaceState(null, "", shown);
   }
 
   /** @returns {Language} */
@@ -68,7 +74,7 @@ export function start(texts, site) {
       if (text === undefined) throw new Error(`no text ${key}`);
       return text.replace(/\{(\w+)\}/g, (_, name) => String(values[name]));
     };
-    shown = location.hash;
+    shown = location.hash || kept;
     root.lang = tongue === "zh" ? "zh-CN" : "en";
     root.dataset.theme = theme();
     document.title = `${t(`page.${page.id}`)} · normlab`;
@@ -108,10 +114,14 @@ export function start(texts, site) {
 
   addEventListener("hashchange", () => {
     if (location.hash === shown) return;
+    kept = "";
     site.moved?.(address());
     show();
   });
   dark.addEventListener("change", show);
+  // on paper: light, and nothing folded away
+  addEventListener("beforeprint", () => { root.dataset.theme = "light"; document.querySelectorAll("details:not(.numbers)").forEach((part) => { /** @type {HTMLDetailsElement} */ (part).open = true; }); });
+  addEventListener("afterprint", () => { root.dataset.theme = theme(); });
   document.body.querySelectorAll("noscript").forEach((part) => part.remove());
   show();
   return { show, update };

@@ -45,7 +45,7 @@ export function merge(view, lines) {
 
 /**
  * Data of one kind, asked for now and whenever it changes.
- * @param {"list" | "run" | "sweep"} kind
+ * @param {string} kind
  * @param {string} at
  * @param {() => void} changed
  * @returns {Source}
@@ -55,6 +55,8 @@ export function source(kind, at, changed) {
   /** @type {EventSource | null} */
   let stream = null;
   let timer = 0, closed = false, due = Infinity;
+  /** @type {{mark?: string, place?: string}} */
+  const told = {}; // by the stream
   /** @type {Source} */
   const found = { data: null, problem: null, close: () => { closed = true; stream?.close(); clearTimeout(timer); } };
 
@@ -72,9 +74,12 @@ export function source(kind, at, changed) {
       const answer = await fetch(`data/${kind}${query}`), data = await answer.json();
       if (closed) return;
       if (answer.ok) {
-        found.data = data;
+        const same = found.problem === null && found.data?.mark === data.mark && found.data?.place === data.place; // the server keeps what took it long to make
+        if (!same) found.data = data;
         found.problem = null;
         if (!stream) follow(data.place);
+        else if (stale()) again(AGAIN);
+        if (same) return;
       } else found.problem = String(data.error);
     } catch (error) {
       if (closed) return;
@@ -84,17 +89,24 @@ export function source(kind, at, changed) {
     changed();
   }
 
+  const stale = () => (told.mark !== undefined && told.mark !== found.data.mark) || (told.place !== undefined && told.place !== found.data.place);
+
   /** @param {string} [place] */
   function follow(place) {
     stream = new EventSource(`events/${kind}${query}${place ? `&from=${place}` : ""}`);
     stream.addEventListener("lines", (event) => {
       if (!found.data) return;
+      told.place = /** @type {MessageEvent} */ (event).lastEventId;
       merge(found.data, JSON.parse(/** @type {MessageEvent} */ (event).data));
       changed();
       again(AGAIN);
     });
     stream.addEventListener("problem", (event) => { found.problem = String(JSON.parse(/** @type {MessageEvent} */ (event).data).error); changed(); });
-    for (const name of ["anew", "info", "changed"]) stream.addEventListener(name, () => again(SOON));
+    stream.addEventListener("anew", (event) => { told.place = /** @type {MessageEvent} */ (event).lastEventId; again(SOON); });
+    for (const name of ["info", "changed"]) stream.addEventListener(name, (event) => {
+      told.mark = JSON.parse(/** @type {MessageEvent} */ (event).data).mark;
+      if (found.problem !== null || stale()) again(SOON);
+    });
   }
 
   ask();

@@ -31,6 +31,18 @@ function stacks(of, column) {
 }
 
 /**
+ * What theory expects at this step: a band, or a line where both of its borders are one.
+ * @param {any} expected
+ * @param {number} column
+ * @returns {import("../charts.js").Line[]}
+ */
+function theory(expected, column) {
+  if (!expected || column < 0) return [];
+  const rows = expected.low.map((/** @type {(number | null)[]} */ low, /** @type {number} */ i) => [i + 1, low[column], expected.high[i][column]]).filter((/** @type {any[]} */ row) => row[1] !== null && row[2] !== null);
+  return [{ name: "", kind: "theory", points: rows.map((/** @type {number[]} */ row) => [row[0], row[1]]), band: rows }];
+}
+
+/**
  * @param {HTMLElement} root
  * @param {import("../elements.js").Context} context
  */
@@ -53,11 +65,11 @@ function mount(root, { t, data, follow }) {
       const of = quantity(view, name);
       if (!of) continue;
       const column = of.steps.indexOf(step), now = column < 0 ? [] : stacks(of, column), start = state.first && of.steps[0] !== step ? stacks(of, 0) : [];
-      const points = now.flat();
+      const points = now.flat(), expected = view.theory.find((/** @type {any} */ one) => one.quantity === name);
       drawn.draw({
-        lines: [...start.map((line) => ({ name: "", kind: "b", points: line, label: t("depth.then", { step: of.steps[0] }) })), ...now.map((line) => ({ name: "", kind: "a", points: line, label: t("depth.now", { step }) }))],
-        x: t("block"), y: t(`quantity.${name}.axis`), log: !SHARES.includes(name), xRange: [1, Math.max(2, of.sites.length)], yRange: SHARES.includes(name) ? [0, 0] : undefined,
-      }, sentences(points.length ? t("depth.read", { step, low: number(points[0][1]), high: number(points[points.length - 1][1]), blocks: of.sites.length }) : t("depth.missing", { step }), state.first && start.length ? t("depth.dashed", { step: of.steps[0] }) : "", whose(t, view), gaps(t, of)));
+        lines: [...theory(expected, column), ...start.map((line) => ({ name: "", kind: "b", points: line, label: t("depth.then", { step: of.steps[0] }) })), ...now.map((line) => ({ name: "", kind: "a", points: line, label: t("depth.now", { step }) }))],
+        x: t("block"), whole: true, y: t(`quantity.${name}.axis`), log: !SHARES.includes(name), xRange: [1, Math.max(2, of.sites.length)], yRange: SHARES.includes(name) ? [0, 0] : undefined,
+      }, sentences(points.length ? t("depth.read", { step, low: number(points[0][1]), high: number(points[points.length - 1][1]), blocks: of.sites.length }) : t("depth.missing", { step }), state.first && start.length ? t("depth.dashed", { step: of.steps[0] }) : "", expected && column >= 0 ? t(`depth.theory.${expected.of}`) : "", whose(t, view), gaps(t, of)));
     }
     const of = quantity(view, "effective_depth");
     if (effective && of) effective.draw({ lines: of.sites.map((site, i) => ({ name: "", kind: i ? "b" : "a", points: overSteps(of, site), label: of.sites.length > 1 ? site : t("quantity.effective_depth") })), x: t("step"), y: t("quantity.effective_depth.axis"), mark: step, yRange: [0, 1] }, sentences(t("depth.effective"), whose(t, view)));

@@ -1,7 +1,7 @@
 /** Diagnosis: how a run goes, what is wrong in it, why, what to do, and the window it was seen in. */
 
 import { h, number } from "../elements.js";
-import { list, overSteps, panel, quantity, sentences, whose, word } from "../panels.js";
+import { explained, list, overSteps, panel, quantity, sentences, whose, word } from "../panels.js";
 
 const FAINT = 40;
 
@@ -59,7 +59,7 @@ function mount(root, context) {
   const spans = () => view.findings[0].findings.filter((/** @type {any} */ f) => f.evidence.includes("loss")).map((/** @type {any} */ f) => f.steps);
   const draw = () => {
     const last = view.fresh?.at(-1)?.[1] ?? view.curves.train[0]?.mean.at(-1);
-    status.textContent = t("run.status", { status: word(context, view.facts.status), step: view.last_step, loss: last === undefined ? "–" : number(last, 4) });
+    status.textContent = t("run.status", { status: word(context, view.ran.status), step: view.last_step, loss: last === undefined ? "–" : number(last, 4) });
     const train = view.curves.train[0], width = train && train.steps.length > 1 ? train.steps[1] - train.steps[0] : 1;
     loss.draw(losses(context, view, spans()), sentences(train || view.curves.heldout[0] ? t("run.losses.read") : t("run.losses.none"), width > 1 ? t("run.binned", { width }) : "", typeof view.blind === "number" ? t("run.blind") : "", spans().length ? t("diagnosis.shaded") : "", whose(t, view)));
   };
@@ -67,23 +67,21 @@ function mount(root, context) {
     h("h3", {}, h("span", { class: "severity" }, word(context, f.severity)), ` ${word(context, f.rule)}`),
     h("p", { class: "what" }, f.verdict[language]),
     h("div", { class: "split" },
-      h("dl", {}, h("dt", {}, t("diagnosis.why")), h("dd", {}, f.why[language]),
-        ...(f.try.length ? [h("dt", {}, t("diagnosis.next")), h("dd", {}, h("ul", {}, ...f.try.map((/** @type {any} */ one) => h("li", {}, one[language]))))] : []),
-        h("dt", {}, t("diagnosis.where")), h("dd", {}, h("span", { translate: "no" }, f.site ?? t("diagnosis.whole")), `, ${f.steps[0] === f.steps[1] ? t("diagnosis.step", { step: f.steps[0] }) : t("diagnosis.steps", { first: f.steps[0], last: f.steps[1] })}`, f.source ? h("span", { class: "quiet", translate: "no" }, ` ${f.source}`) : null)),
+      explained(context, f),
       evidence(context, view, f) ?? h("p", { class: "quiet" }, t("diagnosis.undrawn")))));
-  const facts = view.facts;
+  const ran = view.ran;
   root.append(
     h("div", { class: "intro" }, h("h1", { translate: "no" }, view.title), status), loss.element,
     h("h2", {}, t("diagnosis.title")),
     ...(articles.length ? articles : [h("p", { class: "reading" }, t("diagnosis.none"))]),
     h("p", { class: "quiet" }, enough ? t("diagnosis.silence") : t("diagnosis.few", { recorded, few: data.few })),
-    h("h2", {}, t("facts.title")),
-    list([["task", facts.task], ["outcome", word(context, facts.outcome)], ["steps", facts.steps], ["seed", facts.seed], ["loss", facts.loss], ["accuracy", facts.accuracy], ["cause", facts.cause], ["error", facts.error], ["created", facts.created], ["seconds", facts.seconds], ["machine", facts.machine], ["versions", facts.versions], ["data", facts.data]].map(([key, value]) => [t(`facts.${key}`), typeof value === "object" && value !== null && !Object.keys(value).length ? null : value])),
-    h("details", {}, h("summary", {}, t("facts.settings")), list(Object.entries(facts.settings ?? {}))));
+    h("h2", {}, t("ran.title")),
+    list([["task", ran.task], ["outcome", word(context, ran.outcome)], ["steps", ran.steps], ["seed", ran.seed], ["loss", ran.loss], ["accuracy", ran.accuracy], ["cause", ran.cause], ["error", ran.error], ["created", ran.created], ["seconds", ran.seconds], ["machine", ran.machine], ["versions", ran.versions], ["data", ran.data]].map(([key, value]) => [t(`ran.${key}`), typeof value === "object" && value !== null && !Object.keys(value).length ? null : value])),
+    h("details", {}, h("summary", {}, t("ran.settings")), list(Object.entries(ran.settings ?? {}))));
   draw();
   follow((newer) => { view = newer; draw(); });
   return () => {};
 }
 
 /** @type {import("../elements.js").Page} */
-export const diagnosis = { id: "run-diagnosis", mount, shape: (view) => JSON.stringify([view.facts.status, view.findings[0].findings.map((/** @type {any} */ f) => [f.rule, f.site])]) };
+export const diagnosis = { id: "run-diagnosis", mount, shape: (view) => JSON.stringify([view.ran.status, view.findings[0].findings.map((/** @type {any} */ f) => [f.rule, f.site])]) };

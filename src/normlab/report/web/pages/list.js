@@ -1,4 +1,4 @@
-/** All that lies in the folder of a server: sweeps first, then runs. */
+/** All that lies in the folder of a server: sweeps, runs of claims, benchmarks, runs. */
 
 import { h, number, table } from "../elements.js";
 import { silence, word } from "../panels.js";
@@ -35,8 +35,10 @@ function mount(root, context) {
       return these.length ? [h("h2", {}, t(`list.${kind}`, { n: these.length })), table(t(`list.${kind}`, { n: these.length }), head, these.slice(0, MOST).map((/** @type {any} */ e) => [link(e), ...(e.problem ? [problem(e), ...head.slice(2).map(() => "")] : row(e))]))] : [];
     };
     places.replaceChildren(
-      ...part("sweep", [t("list.name"), t("list.trials"), t("facts.task"), t("facts.created")], (e) => [e.planned ? t("list.of", { trials: e.trials, planned: e.planned }) : String(e.trials), e.task ?? "–", e.created ?? "–"]),
-      ...part("run", [t("list.name"), t("list.status"), t("facts.task"), t("list.loss"), t("facts.created")], (e) => [[e.status, e.outcome].filter(Boolean).map((name) => word(context, name)).join(", "), e.task ?? "–", e.loss === null ? "–" : `${number(e.loss, 4)} ${word(context, e.unit)}`, e.created ?? "–"]));
+      ...part("sweep", [t("list.name"), t("list.trials"), t("ran.task"), t("ran.created")], (e) => [e.planned ? t("list.of", { trials: e.trials, planned: e.planned }) : String(e.trials), e.task ?? "–", e.created ?? "–"]),
+      ...part("claims", [t("list.name"), t("list.decided"), t("list.budget"), t("ran.created")], (e) => [t("list.of", { trials: e.trials, planned: e.planned }), e.task ?? "–", e.created ?? "–"]),
+      ...part("kernels", [t("list.name")], () => []),
+      ...part("run", [t("list.name"), t("list.status"), t("ran.task"), t("list.loss"), t("ran.created")], (e) => [[e.status, e.outcome].filter(Boolean).map((name) => word(context, name)).join(", "), e.task ?? "–", e.loss === null ? "–" : `${number(e.loss, 4)} ${word(context, e.unit)}`, e.created ?? "–"]));
     count.textContent = [found.length ? "" : t("list.nothing"), found.length > MOST ? t("list.first", { n: MOST }) : "", view.more ? t("list.more", { n: view.more }) : "", view.unnamed ? t("list.unnamed", { n: view.unnamed }) : ""].filter(Boolean).join(" ");
   };
   const search = h("input", { type: "text", value: state.search, input: () => { state.search = search.value; draw(); } });

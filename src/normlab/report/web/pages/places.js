@@ -123,9 +123,9 @@ function mount(root, { t, data: { depth } }) {
       menu(t("places.shown"), names.map((name) => ({ value: name, text: t(`places.${name}`) })), state.place, choose),
       menu(t("places.against"), names.filter((name) => name !== state.place).map((name) => ({ value: name, text: t(`places.${name}`) })), state.other, (name) => { state.other = name; show(); }),
       menu(t("places.when"), [0, 1].map((when) => ({ value: String(when), text: t(when ? "places.last" : "places.first", { steps: depth.steps }) })), String(state.late), (when) => { state.late = Number(when); show(); }));
-    const facts = depth.placements[state.place];
+    const shown = depth.placements[state.place];
     drawing.replaceChildren(drawn(state.place));
-    formula.replaceChildren(h("code", { translate: "no" }, facts.formula), " ", h("span", { class: "quiet" }, t("places.paper", { paper: facts.paper, year: facts.year })));
+    formula.replaceChildren(h("code", { translate: "no" }, shown.formula), " ", h("span", { class: "quiet" }, t("places.paper", { paper: shown.paper, year: shown.year })));
     for (const quantity of /** @type {const} */ (["stream_rms", "stream_grad"])) {
       const line = (/** @type {string} */ place, /** @type {"a" | "b"} */ kind) => ({ name: kind.toUpperCase(), kind, points: depth.placements[place][quantity][state.late].map((/** @type {number[]} */ v, /** @type {number} */ i) => [i + 1, v[0]]),
         band: depth.placements[place][quantity][state.late].map((/** @type {number[]} */ v, /** @type {number} */ i) => [i + 1, v[1], v[2]]) });

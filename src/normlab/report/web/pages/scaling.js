@@ -30,12 +30,12 @@ function mount(root, { t, data: { scaling } }) {
   root.append(
     h("div", { class: "intro" }, h("h1", {}, t("scaling.title")), h("p", { class: "lead" }, t("scaling.lead"))),
     h("div", { class: "charts three" }, ...WAYS.map((way) => {
-      const facts = scaling.histograms[way];
-      return figure(t(`scaling.${way}`), bars(facts, 360, 170), t("scaling.facts", { mean: number(facts.mean), deviation: number(facts.deviation), skew: number(facts.skew), kurtosis: number(facts.kurtosis) })).element;
+      const moments = scaling.histograms[way];
+      return figure(t(`scaling.${way}`), bars(moments, 360, 170), t("scaling.moments", { mean: number(moments.mean), deviation: number(moments.deviation), skew: number(moments.skew), kurtosis: number(moments.kurtosis) })).element;
     })),
     h("p", { class: "reading" }, t("scaling.same")),
     h("div", { class: "split" }, curves.element, h("section", { class: "notes" },
-      h("table", { class: "facts" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("scaling.way")), h("th", { scope: "col" }, t("scaling.condition")), h("th", { scope: "col" }, t("scaling.after", { steps: scaling.steps })))),
+      h("table", { class: "plain" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("scaling.way")), h("th", { scope: "col" }, t("scaling.condition")), h("th", { scope: "col" }, t("scaling.after", { steps: scaling.steps })))),
         h("tbody", {}, ...WAYS.map((way, i) => h("tr", {}, h("th", { scope: "row" }, h("span", { class: `key ${"abc"[i]}`, "aria-hidden": "true" }, "ABC"[i]), ` ${t(`scaling.${way}`)}`), h("td", {}, number(scaling.descent[way].condition, 2)), h("td", {}, scaling.descent[way].excess.length > scaling.steps ? number(scaling.descent[way].excess[scaling.steps], 2) : `< ${number(scaling.least)}`))))),
       ...["problem", "trees", "words"].map((name) => h("p", {}, t(`scaling.notes.${name}`))),
       h("p", {}, t("scaling.source", { rows: scaling.rows }), " ", h("span", { translate: "no" }, `${scaling.source}: ${scaling.column}, ${scaling.other}`)))));

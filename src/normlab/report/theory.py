@@ -1,0 +1,100 @@
+"""What theory expects of a run's stream by depth, as bands beside the readings; computed from what was recorded at the same step.
+
+size of the stream, no norm on it (pre-norm and its kin)
+    low   sqrt(s_1^2 + b_2^2 + ... + b_l^2)    what the blocks add stands at right angles to the stream
+    high  s_1 + b_2 + ... + b_l                it all points along the stream (triangle inequality: nothing lies above)
+    s_l: stream_rms behind block l; b_l = branch_share_l * s_l: what block l added. Below the band blocks take back what others added.
+size of the stream, a norm behind every sum (post-norm, deepnorm)
+    1, as long as gains are 1
+gradient of the stream: what the identity path alone brings down from the last block's g_L
+    no norm on it         g_L
+    post-norm             g_L / 2^(L - l)               two sums per block of parts of equal size, each norm divides by sqrt(2)
+    deepnorm              g_L (a^2 / (a^2 + 1))^(L - l)  the same with the stream multiplied by a = (2 L)^(1/4)
+    The branches bring more: readings lie above it. Below it, parts are not of equal size, or branches work against the path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+OPEN = (
+    "pre",
+    "reordered",
+    "sandwich",
+    "sub-ln",
+    "layernorm-scaling",
+    "rezero",
+    "parallel",
+    "none",
+)  # no norm on the stream
+CLOSED = ("post", "deepnorm")
+
+Data = dict[str, Any]
+Column = list[float | None]
+
+
+def bands(placement: str | None, quantities: Sequence[Data]) -> list[Data]:
+    """[{quantity, of (which theory), low, high}]: rows and columns as those of the quantity. Nothing for what no theory here knows."""
+    by_name = {q["quantity"]: q for q in quantities}
+    found = []
+    stream, share, gradient = (by_name.get(name) for name in ("stream_rms", "branch_share", "stream_grad"))
+    if stream is not None and _one_stack(stream):
+        if placement in CLOSED:
+            ones = [[1.0] * len(stream["steps"]) for _ in stream["sites"]]
+            found.append({"quantity": "stream_rms", "of": "closed", "low": ones, "high": ones})
+        elif placement in OPEN and share is not None and share["sites"] == stream["sites"]:
+            columns = [_grown(*pair) for pair in _columns(stream, share)]
+            found.append(
+                {
+                    "quantity": "stream_rms",
+                    "of": "open",
+                    "low": _rows([c[0] for c in columns]),
+                    "high": _rows([c[1] for c in columns]),
+                }
+            )
+    if gradient is not None and _one_stack(gradient) and placement in (*OPEN, *CLOSED):
+        kept = 1.0 if placement in OPEN else 0.5 if placement == "post" else _deepnorm(len(gradient["sites"]))
+        low = _rows([_path(column, kept) for column in zip(*gradient["values"], strict=True)])
+        found.append({"quantity": "stream_grad", "of": "path", "low": low, "high": low})
+    return found
+
+
+def _one_stack(of: Data) -> bool:
+    return len(of["sites"]) > 1 and not of["left_out"] and len({site.rpartition(".")[0] for site in of["sites"]}) == 1
+
+
+def _deepnorm(blocks: int) -> float:
+    square = math.sqrt(2 * blocks)  # a^2
+    return square / (square + 1)
+
+
+def _columns(stream: Data, share: Data) -> list[tuple[Column, Column]]:
+    """Sizes and shares at each step of the stream's; shares of a step that was not recorded are None."""
+    at = {step: i for i, step in enumerate(share["steps"])}
+    return [
+        ([row[i] for row in stream["values"]], [row[at[step]] if step in at else None for row in share["values"]])
+        for i, step in enumerate(stream["steps"])
+    ]
+
+
+def _grown(sizes: Column, shares: Column) -> tuple[Column, Column]:
+    low, high = [sizes[0]], [sizes[0]]
+    for size, share in zip(sizes[1:], shares[1:], strict=True):
+        if size is None or share is None or low[-1] is None or high[-1] is None:
+            low.append(None)
+            high.append(None)
+        else:
+            low.append(math.hypot(low[-1], share * size))
+            high.append(high[-1] + share * size)
+    return low, high
+
+
+def _path(column: Sequence[float | None], kept: float) -> Column:
+    last = column[-1]
+    return [None if last is None else last * kept ** (len(column) - 1 - i) for i in range(len(column))]
+
+
+def _rows(columns: Sequence[Column]) -> list[Column]:
+    return [[None if v is None else float(f"{v:.6g}") for v in row] for row in zip(*columns, strict=True)]
