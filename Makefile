@@ -10,7 +10,7 @@
 # check   test, plus linter, type checker, import layers, native, and the sanitizer run of the C++ tests
 # fuzz    strange inputs against the native boundary, for SECONDS (60)
 # asan    the tests of that boundary, and the fuzz, with the kernels under AddressSanitizer (gcc; half an hour)
-# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite its table in docs/*/diagnosis.md (half an hour; SET=second for the other set)
+# corpus  train the labelled corpus of sick and healthy models, diagnose it, rewrite its table in docs/*/diagnosis.md (half an hour; SET=second and SET=third for the other sets)
 # zoo     inspect against architectures whose truth is known; rewrites the table in docs/en/inspect.md and docs/zh/inspect.md
 # bench   the full benchmark (ratios against torch, torch.compile and the memory limit)
 PYTHON ?= python3

@@ -23,6 +23,10 @@ class TransformUnsupported(RuntimeError):
     """A differentiation that this op does not define, such as a second derivative of PowerNorm's running form."""
 
 
+class BadSetting(ValueError):
+    """An environment variable of normlab's holds what it cannot mean."""
+
+
 class RunUnreadable(ValueError):
     """A folder that should hold a run and does not, or holds one of a schema this version does not know."""
 

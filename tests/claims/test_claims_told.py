@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from normlab import cli
-from normlab.claims import CLAIMS, compare, figures, html
+from normlab.claims import CLAIMS, compare, figures, html, words
 from normlab.claims.page import tables
 from normlab.claims.run import judge_one
 from normlab.claims.shipped import best_folder, best_shipped
@@ -200,3 +200,26 @@ def test_the_table_of_two_runs_goes_into_the_pages(tmp_path, capsys):
     assert cli.main(["claims", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--write", str(tmp_path)]) == 1
     for lang in ("en", "zh"):
         assert compare.START in (ROOT / "docs" / lang / "claims.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_run_of_another_version_is_told_as_far_as_it_is_known(lang):
+    """Its claims may have more numbers, none at all, or reasons that are not known here."""
+    claim = CLAIMS["X6"]
+    known = len(claim.checks) + len(claim.facts)
+    check = CheckResult(quantity="a", outcome="true", value=1.0, n=3)
+    more = ClaimResult(id="X6", verdict="holds", budget="quick", checks=(check,) * known + (CheckResult(quantity="b", outcome="false"),))  # fmt: skip
+    assert words.deciding(claim, more, lang).startswith(words.pick(words.what_of(claim, 0), lang))
+    assert words.deciding(claim, ClaimResult(id="X6", verdict="holds", budget="quick"), lang) == "-"
+    novel = ClaimResult(id="X6", verdict="not run", budget="quick", reason="novel")
+    assert words.deciding(claim, novel, lang) == "novel"
+    view = html.view(ClaimsRun(budget="quick", results=(more, novel)))
+    assert [len(row["checks"]) for row in view["rows"]] == [known, 0]
+
+
+def test_the_budget_has_a_word():
+    later = ClaimResult(id="X6", verdict="not run", budget="quick", reason="budget default")
+    assert "默认" in words.deciding(CLAIMS["X6"], later, "zh") and "default" in words.deciding(
+        CLAIMS["X6"], later, "en"
+    )
+    assert "预算：默认" in html.view(ClaimsRun(budget="default"))["about"]["zh"]

@@ -215,6 +215,12 @@ def test_a_mistake_gives_exit_code_2_and_one_clear_line_and_changes_nothing(caps
         (["runs", "export", "nowhere", "a.xls"], 2),
         (["lr-range", "--model", "a:b"], 2),
         (["bench", "--threads", "0"], 2),
+        (["numerics", "--write", "nowhere"], 2),
+        (["train", "--show", "--norm", "lyaer"], 2),
+        (["train", "--show", "--placement", "pree"], 2),
+        (["train", "--show", "--task", "txt"], 2),
+        (["train", "--show", "--set", "num_heads=7"], 2),
+        (["train", "--show", "--text", "nowhere.txt"], 1),
     ],
 )
 def test_mistakes_of_the_other_verbs(capsys, tmp_path, monkeypatch, words, code):
@@ -222,6 +228,14 @@ def test_mistakes_of_the_other_verbs(capsys, tmp_path, monkeypatch, words, code)
     Path("broken.toml").write_text("norm = ")
     found, out, err = run(capsys, *words)
     assert found == code and out == "" and err.startswith(f"normlab {words[0]}") and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("variable", ["NORMLAB_KERNEL", "NORMLAB_ISA", "NORMLAB_HUGE_PAGES"])
+def test_a_setting_that_means_nothing_is_one_line(variable):
+    """In a process of its own: they are read once, when the kernels are loaded."""
+    done = subprocess.run([sys.executable, "-m", "normlab", "list"], env={**os.environ, variable: "foo"}, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"normlab: {variable}: ") and done.stderr.count("\n") == 1 and "foo" in done.stderr
 
 
 # ---- compare ---------------------------------------------------------------------------------------------------------

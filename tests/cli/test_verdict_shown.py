@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 from planted import BY_RATE, sweep_of, trials_of
@@ -98,3 +99,14 @@ def test_wrapping_counts_chinese_characters_twice():
     assert not any(line.lstrip().startswith(("，", "。", "）")) for line in lines)
     assert any("layer/pre" in line for line in lines) and any("rms/pre" in line for line in lines)
     assert show.wrapped("a bc def", 4) == "a bc\ndef" and show.wrapped("abcdefgh", 4) == "abcdefgh"
+
+
+@pytest.mark.parametrize(("lang", "head"), [("en", "held-out loss at"), ("zh", "留出损失，各组合")])
+def test_a_loss_without_a_unit_has_none(capsys, tmp_path, sweep, lang, head):
+    shutil.copytree(sweep, tmp_path / "bare")
+    for path in (tmp_path / "bare" / "trials").glob("*/run.json"):
+        info = json.loads(path.read_text())
+        del info["task"]["unit"]
+        path.write_text(json.dumps(info))
+    code, out, _ = said(capsys, tmp_path / "bare", "--lang", lang)
+    assert code == 0 and head in out.splitlines()[0] and "loss，" not in out.splitlines()[0]

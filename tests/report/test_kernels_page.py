@@ -13,6 +13,7 @@ import pytest
 from normlab import RunUnreadable, cli, report
 from normlab.bench import speed, steps
 from normlab.bench.timing import Row
+from normlab.report import kernels
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-16-second.json"
 
@@ -99,3 +100,20 @@ def test_a_file_that_is_anything(tmp_path):
         path.write_text(text)
         with pytest.raises(RunUnreadable, match=r"a\.json"):
             report.view(path)
+
+
+def test_each_fault_of_a_file_has_its_own_words(tmp_path, monkeypatch):
+    path = tmp_path / "bench.json"
+    for content, fault in (
+        (b"{", "is not valid JSON"),
+        (b"\xff", "is not UTF-8 text"),
+        (b"[" * 99 + b"]" * 99, "nest"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(RunUnreadable, match=fault) as refused:
+            report.view(path)
+        assert ("JSON" in str(refused.value)) == (fault == "is not valid JSON")
+    monkeypatch.setattr(kernels, "BYTES", 100)
+    path.write_bytes(RESULTS.read_bytes())
+    with pytest.raises(RunUnreadable, match=f"bench.json has {len(RESULTS.read_bytes())} bytes, more than the 100"):
+        report.view(path)

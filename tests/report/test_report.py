@@ -556,6 +556,14 @@ def test_every_name_the_page_may_meet_is_translated_and_no_other():
         p.read_text(encoding="utf-8") for p in (Path(pages.__file__).parents[1] / "lab" / "tasks").glob("*.py")
     )
     units = {*re.findall(r'unit(?:: str)? ?= ?"([^"]+)"', tasks), "own loss"}
+    bench = "".join(p.read_text(encoding="utf-8") for p in (Path(pages.__file__).parents[1] / "bench").glob("*.py"))
+    timed = {
+        *re.findall(r'case="([^"]+)"', bench),
+        *re.findall(r'family="([^"A-Z]+)"', bench),
+    }  # norms keep their names
+    rivals = {name for name in words.WORDS if f'"{name}":' in bench}
+    assert "unfused" in rivals and "training step" in timed
+    names |= timed | rivals | {runs.BUDGETS[1]}
     assert "nats per byte" in units and names | units <= set(words.WORDS)
     idle = set(words.WORDS) - names - units
     assert all(name.startswith("nats per") for name in idle), idle

@@ -65,9 +65,9 @@ class Site:
         return connection, connection.getresponse()
 
 
-def start(folder: Path, rules: guard.Rules | None = None, claims: Any = None) -> Iterator[Site]:
+def start(folder: Path, rules: guard.Rules | None = None, *given: Any, **claims: Any) -> Iterator[Site]:
     bound = bind("127.0.0.1", 0)
-    running = server.Server(App(folder, rules, claims))
+    running = server.Server(App(folder, rules, *given, **claims))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [bound.socket]}, daemon=True)
     thread.start()
     while not running.started:

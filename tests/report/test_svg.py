@@ -66,3 +66,42 @@ def test_a_run_and_what_cannot_be_drawn(tmp_path, capsys):
     assert cli.main(["report", str(tmp_path / "empty"), "--figures", "svg"]) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said and len(said.splitlines()) == 1
+
+
+LONG = ("instance/layernorm-scaling", "_mine/pre", "$\\badmacro$/post", "a" * 60)
+
+
+def extents(path):
+    """(where the picture ends, all places of text in it): a text of matplotlib's is set in a box of its own."""
+    root = ElementTree.parse(path).getroot()
+    left, top, width, height = map(float, root.attrib["viewBox"].split())
+    return left, top, left + width, top + height
+
+
+def test_names_of_any_kind_and_length_are_whole(sweep, tmp_path):
+    """Long ones, one that begins with an underscore, one that looks like a formula: in the legend, and within the picture."""
+    view = report.view(sweep)
+    names = [f"{name}/{i}" for i in range(6) for name in LONG]
+    (line, *_), (cell, *_) = view["curves"]["heldout"], [c for c in view["cells"] if c["difference"]]
+    view["cells"] = [{**cell, "cell": name} for name in names]
+    words = svg.Words(view, "en")
+    seen = {}
+
+    def draw(figure):
+        svg._curves(figure, words, "heldout", [{**line, "cell": name} for name in names])
+        seen["figure"] = figure
+
+    (tmp_path / "a.svg").write_text(svg.rendered(svg.SIZE, draw, fitted=True))
+    said = [word.lstrip("\u200b") for word in words_of(tmp_path / "a.svg")]
+    assert set(names) <= set(said)
+    box = seen["figure"].axes[0].get_legend().get_window_extent()
+    left, top, right, bottom = extents(tmp_path / "a.svg")
+    assert right - left >= 72 * svg.SIZE[0] and bottom - top >= box.height * 72 / seen["figure"].dpi > 72 * svg.SIZE[1]
+
+    def draw_differences(figure):
+        svg._differences(figure, words, "difference", view["cells"])
+
+    (tmp_path / "b.svg").write_text(svg.rendered((5, 6), draw_differences, fitted=True))
+    assert set(names) <= set(words_of(tmp_path / "b.svg"))
+    left, _, right, _ = extents(tmp_path / "b.svg")
+    assert right - left > 72 * 5.5, "labels of sixty letters take more than the margin"

@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+import normlab
 from normlab import placements, report, runs
 from normlab.report.theory import bands
 
@@ -24,6 +26,14 @@ def quantity(name: str, values: list[float], step: int = 3) -> dict:
         "left_out": 0,
         "broken": None,
     }
+
+
+def structure(placement: str | None, kind: str = "layer", sums: int = 2, factor: float | None = None) -> dict:
+    """As a watch writes it: of every block, a norm of this kind after each of its sums."""
+    of = {} if factor is None else {"stream_factor": factor}
+    norms = [f"{site}.{i}" for site in SITES for i in range(sums)]
+    blocks = [{"name": s, "branches": [{"stream": [f"{s}.{i}"], **of} for i in range(sums)]} for s in SITES]
+    return {"placement": placement, "norms": [{"name": n, "kind": kind} for n in norms], "stacks": [{"blocks": blocks}]}
 
 
 def rms(x: torch.Tensor) -> float:
@@ -47,7 +57,7 @@ def stream(along: float) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize(("along", "border"), [(0.0, "low"), (1.0, "high"), (0.6, None), (-0.5, "below")])
 def test_a_stream_lies_where_its_blocks_point(along, border):
     sizes, shares = stream(along)
-    (band,) = bands("pre", [quantity("stream_rms", sizes), quantity("branch_share", shares)])
+    (band,) = bands(structure("pre"), [quantity("stream_rms", sizes), quantity("branch_share", shares)])
     low, high = ([row[0] for row in band[side]] for side in ("low", "high"))
     assert low[0] == high[0] == pytest.approx(sizes[0], rel=1e-5) and band["of"] == "open"
     if border in ("low", "high"):
@@ -58,8 +68,9 @@ def test_a_stream_lies_where_its_blocks_point(along, border):
         assert all(s < a for a, s in zip(low[1:], sizes[1:], strict=True)), "blocks that take back lie below"
 
 
+@pytest.mark.parametrize("sums", [1, 2, 3])
 @pytest.mark.parametrize("name", ["pre", "post", "deepnorm"])
-def test_the_identity_path_of_a_real_stack(name):
+def test_the_identity_path_of_a_real_stack(name, sums):
     """Branches whose output is random, as large as the stream and independent of it: only the identity path carries a gradient."""
     torch.manual_seed(3)
     width, tokens = 512, 64
@@ -67,7 +78,7 @@ def test_the_identity_path_of_a_real_stack(name):
     states = [torch.randn(tokens, width, dtype=torch.float64).requires_grad_()]
     for _ in range(BLOCKS):
         x = states[-1]
-        for _ in range(2):
+        for _ in range(sums):
             x = alpha * x + torch.randn(tokens, width, dtype=torch.float64)
             if name != "pre":
                 x = torch.nn.functional.layer_norm(x, (width,))
@@ -76,7 +87,8 @@ def test_the_identity_path_of_a_real_stack(name):
     (states[-1] * torch.randn_like(states[-1])).sum().backward()
     grads = [float(s.grad.norm()) for s in states[1:]]
     assert name in placements.PLACEMENTS
-    (band,) = bands(name, [quantity("stream_grad", grads)])
+    about = structure(name, sums=sums, factor=alpha if name == "deepnorm" else None)
+    (band,) = bands(about, [quantity("stream_grad", grads)])
     expected = [row[0] for row in band["low"]]
     assert band["of"] == "path" and expected == pytest.approx(grads, rel=0.05)
 
@@ -84,20 +96,86 @@ def test_the_identity_path_of_a_real_stack(name):
 def test_what_no_theory_here_knows_has_no_band():
     sizes, shares = stream(0.0)
     both = [quantity("stream_rms", sizes), quantity("branch_share", shares), quantity("stream_grad", sizes)]
-    assert bands(None, both) == bands("unknown", both) == bands("mixed", both) == []
-    assert [b["of"] for b in bands("post", both)] == ["closed", "path"] and bands("post", []) == []
+    for unknown in ({}, structure(None), structure("unknown"), structure("mixed")):
+        assert bands(unknown, both) == []
+    assert [b["of"] for b in bands(structure("post"), both)] == ["closed", "path"]
+    assert bands(structure("post"), []) == []
+    for kind in ("dyt", "derf", "unknown"):  # nothing that divides by a size
+        assert bands(structure("post", kind), both) == bands(structure("deepnorm", kind), both) == []
     two = [{**q, "sites": [*SITES[:4], *(f"decoder.{i}" for i in range(3))]} for q in both]
-    assert bands("pre", two) == [], "two stacks"
+    assert bands(structure("pre"), two) == [], "two stacks"
     holes = [{**q, "values": [[None], *q["values"][1:]]} for q in both]
-    (size, path) = bands("pre", holes)
+    (size, path) = bands(structure("pre"), holes)
     assert all(v is None for row in size["low"] for v in row) and path["low"][0][0] is not None
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"norms": 7}, {"stacks": [[]]}, {"stacks": [{"blocks": [{"name": []}]}]}, {"norms": [{"name": {}, "kind": []}]},
+     {"stacks": [{"blocks": [{"name": s, "branches": [{"stream": [[]]}]} for s in SITES]}]},
+     {"stacks": [{"blocks": [{"name": s, "branches": [{"stream": [f"{s}.0"], "stream_factor": "x"}]} for s in SITES]}]}],
+)  # fmt: skip
+def test_a_structure_that_a_file_got_wrong_has_no_band(damage):
+    assert bands({**structure("post"), **damage}, [quantity("stream_grad", [1.0] * BLOCKS)]) == []
+
+
 def test_a_run_knows_its_placement(tmp_path):
-    writer = runs.Writer(tmp_path / "a", {"sites": {"norms": {}, "blocks": SITES}, "structure": {"placement": "post"}})
+    writer = runs.Writer(tmp_path / "a", {"sites": {"norms": {}, "blocks": SITES}, "structure": structure("post")})
     writer.write(
         1, {"stream_rms": dict.fromkeys(SITES, 1.2), "stream_grad": dict(zip(SITES, range(1, 8), strict=True))}
     )
     writer.close()
     found = {b["quantity"]: b for b in report.view(tmp_path / "a")["theory"]}
     assert found["stream_rms"]["low"][2] == [1.0] and found["stream_grad"]["low"][0] == [7 / 2**6]
+
+
+class OneSum(nn.Module):
+    """A block of somebody's own: one sum, and a norm on the stream."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(dim), nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def forward(self, x):
+        return self.norm(x + self.branch(x))
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers, self.head = (
+            nn.Linear(8, 32),
+            nn.ModuleList(OneSum(32) for _ in range(6)),
+            nn.Linear(32, 5),
+        )
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def watched(folder, model, x):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with normlab.watch(model, optimizer=optimizer, out=folder, every=1, max_overhead=None) as watch:
+        for _ in range(2):
+            loss = model(x).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+    return {b["quantity"]: [row[0] for row in b["low"]] for b in report.view(folder)["theory"]}
+
+
+def test_bands_of_watched_models(tmp_path):
+    """One sum per block takes half as many roots of two; what keeps no size has no band."""
+    torch.manual_seed(0)
+    path = watched(tmp_path / "own", Own(), torch.randn(16, 8))["stream_grad"]
+    assert [path[-1] / p for p in path] == pytest.approx([2 ** (i / 2) for i in range(5, -1, -1)], rel=1e-4)
+    sizes = {"architecture": "encoder", "dim": 32, "num_layers": 4, "num_heads": 2, "vocab_size": 50}
+    tokens = torch.randint(0, 50, (4, 9))
+    deep = watched(tmp_path / "deep", normlab.build(**sizes, norm="layer", placement="deepnorm"), tokens)["stream_grad"]
+    square = math.sqrt(8)  # alpha^2 with four blocks
+    assert deep[-1] / deep[0] == pytest.approx(((square + 1) / square) ** 3, rel=1e-3)
+    assert watched(tmp_path / "dyt", normlab.build(**sizes, norm="dyt", placement="post"), tokens) == {}

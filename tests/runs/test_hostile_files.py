@@ -249,12 +249,14 @@ def test_names_never_leave_the_folder(tmp_path):
         (tmp_path / name).mkdir()
 
 
-def test_a_summary_cannot_point_elsewhere(original, tmp_path, capsys):
+@pytest.mark.parametrize("field", ["folder", "name"])
+@pytest.mark.parametrize("elsewhere", ["../../x", "/etc/passwd"])
+def test_a_summary_cannot_point_elsewhere(original, tmp_path, capsys, field, elsewhere):
     summary = json.loads((original / "sweep" / "summary.json").read_text())
-    summary["trials"][0]["folder"] = "../../x"
+    summary["trials"][0] |= {"folder": None, field: elsewhere}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert cli.main(["report", str(tmp_path)]) == 1
-    assert "trials[0].folder must be a folder below this one" in capsys.readouterr().err
+    assert f"trials[0].{field} must be a folder below this one" in capsys.readouterr().err
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -219,3 +219,9 @@ def test_a_summary_with_the_corrected_p_of_an_earlier_version_is_read():
     }
     found = Summary.from_dict(old)
     assert found.best is None and found.cells[0].behind_best is None and found.cells[0].difference.p == 0.04
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.3), (-0.3, 0.0), (0.0, 1e-300)])
+def test_a_decided_difference_that_touches_zero_can_be_shown(low, high):
+    """No procedure of ours gives one; a file may hold it."""
+    assert 0 <= runs.Difference(mean=0.1, low=low, high=high, n=3, decided=True).decimals <= 12

@@ -22,7 +22,7 @@ from .table import CLAIMS, SOURCES
 WIDTH = 200  # of the drawing of a number, in its own units
 RUN = (
     "Budget {budget}, {machine}, torch {torch}, {created}, {seconds:.0f} s, seeds from {seed} on.",
-    "预算 {budget}，{machine}，torch {torch}，{created}，{seconds:.0f} 秒，种子从 {seed} 起。",
+    "预算：{budget}，{machine}，torch {torch}，{created}，{seconds:.0f} 秒，种子从 {seed} 起。",
 )
 
 Pair = dict[str, str]
@@ -86,15 +86,15 @@ def view(run: ClaimsRun, title: str = "") -> dict[str, Any]:
     """What the page shows, in the table's order; a claim that this version does not know is left out."""
     results = [r for r in run.results if r.id in CLAIMS]
     machine = run.machine if isinstance(run.machine, dict) else {}
-    about = {"budget": run.budget, "machine": machine.get("cpu", "?"), "torch": machine.get("torch", "?"), "created": (run.created or "?")[:10],
+    about = {"machine": machine.get("cpu", "?"), "torch": machine.get("torch", "?"), "created": (run.created or "?")[:10],
              "seconds": run.seconds or 0.0, "seed": run.first_seed}  # fmt: skip
     counts = {verdict: sum(r.verdict == verdict for r in results) for verdict in VERDICTS}
     return {
         "kind": "claims", "title": title,
-        "about": {lang: text.format(**about) for lang, text in zip(words.LANGUAGES, RUN, strict=True)},
+        "about": {lang: text.format(budget=words.named_budget(run.budget, lang), **about) for lang, text in zip(words.LANGUAGES, RUN, strict=True)},
         "summary": _asked(words.summary_line, results, expected_false(results)),
         "counts": {verdict: n for verdict, n in counts.items() if n}, "verdicts": {verdict: _pair(words.VERDICT[verdict]) for verdict in VERDICTS},
-        "sources": list(SOURCES), "width": WIDTH, "rows": [_row(CLAIMS[r.id], r) for r in results],
+        "sources": {source: _pair(words.SOURCE[source]) for source in SOURCES}, "width": WIDTH, "rows": [_row(CLAIMS[r.id], r) for r in results],
     }  # fmt: skip
 
 

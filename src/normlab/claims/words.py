@@ -41,7 +41,7 @@ SOURCE: dict[str, Words] = {
     "S4": ("S4: why LayerNorm on text; LayerNorm and embeddings", "S4：文本为何用 LayerNorm；LayerNorm 与嵌入"),
 }
 REASON: dict[str, Words] = {
-    "budget": ("its experiment runs from the budget {budget} on", "它的实验从预算 {budget} 起才运行"),
+    "budget": ("its experiment runs from the budget {budget} on", "它的实验要更大的预算才运行（{budget}）"),
     "lacking": ("normlab cannot measure yet what it needs", "它所需要的量 normlab 还测不了"),
     "unfinished": ("its experiment has not finished", "它的实验还没跑完"),
 }
@@ -119,7 +119,13 @@ def reason(result: ClaimResult, claim: Claim, lang: str) -> str:
     if result.reason is None:
         return ""
     key, _, budget = result.reason.partition(" ")
-    return pick(REASON[key], lang).format(budget=budget)
+    if key not in REASON:  # of another version
+        return result.reason
+    return pick(REASON[key], lang).format(budget=named_budget(budget, lang))
+
+
+def named_budget(budget: str, lang: str) -> str:
+    return pick(BUDGET.get(budget, (budget, budget)), lang)
 
 
 def summary_line(results: Sequence[ClaimResult], expected: float, lang: str) -> str:
@@ -140,7 +146,10 @@ def deciding(claim: Claim, result: ClaimResult, lang: str) -> str:
     if why := reason(result, claim, lang):
         return why
     order = ("false", "undecided", "small", "true")
-    ranked = sorted(enumerate(result.checks), key=lambda c: (order.index(c[1].outcome), not c[1].core, c[0]))
+    known = result.checks[: len(claim.checks) + len(claim.facts)]  # another version's run may hold more, or none
+    if not known:
+        return "-"
+    ranked = sorted(enumerate(known), key=lambda c: (order.index(c[1].outcome), not c[1].core, c[0]))
     number, check = ranked[0]
     said = pick(what_of(claim, number), lang)
     return said if check.value is None else f"{said}{pick((': ', '：'), lang)}{measured(check, lang)}"

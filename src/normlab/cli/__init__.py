@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
+from ..errors import BadSetting
 from . import (
     answer,
     bench,
@@ -115,6 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # what fails at the exit is a traceback
     except KeyboardInterrupt:
         return 130
+    except BadSetting as error:
+        note(f"normlab: {error}")
+        return 2
     except (BrokenPipeError, OutputFailed) as error:
         reader_left = isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError)
         return _without_output(None if reader_left else error)

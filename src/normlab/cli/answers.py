@@ -145,7 +145,7 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
 
     judged = METRICS[summary.metric]
     what, own = judged.title[LANGUAGES.index(lang)], judged.unit and judged.unit[LANGUAGES.index(lang)]
-    named_unit = summary.unit or "loss"
+    named_unit = summary.unit or ""
     unit = NAMES.get(named_unit, (named_unit, named_unit))[LANGUAGES.index(lang)] if own is None else own
     title = word("title", what=what, unit=unit) if unit else word("title_bare", what=what)
     first = ["", word("cell"), what, word("difference", baseline=summary.baseline)]

@@ -87,6 +87,7 @@ def add(verb: Verb) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..claims import chosen
     from ..errors import UnknownName
+    from ..runs import read_claims
 
     try:
         if args.what and args.what[0] not in ("show", "list", "compare"):
@@ -106,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         if args.first_seed < 0:
             raise ValueError(f"--first-seed must be at least 0, got {args.first_seed}")
         only = args.what[1:] if args.what[:1] == ["show"] else (args.only or "").split(",") if args.only else []
+        if args.expect is not None:
+            read_claims(args.expect)  # a folder without a run is a mistake to be told of before an hour of work
         claims = chosen(only, args.source)
         if not claims:
             raise ValueError("no claim fits --only and --source together")
@@ -151,10 +154,11 @@ def _write(docs: Path) -> int:
         if folder is None:
             raise ValueError("no run of claims is shipped")
         known = read_claims(folder)
+        pages = page.write(known, docs)  # first: a folder without them gets no figures
         drawn = (
             figures.write(folder, docs / "figures" / "claims") if any(map(figures.has_figure, known.results)) else []
         )
-        for path in (*page.write(known, docs), *drawn):
+        for path in (*pages, *drawn):
             say(path)
     except (ImportError, ValueError, OSError) as error:
         complain("claims", error)

@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 
 from .options import Verb
-from .show import say, say_json
+from .show import complain, say, say_json
+
+HEADERS = {"en": ("input", "norm"), "zh": ("输入", "归一化")}
 
 
 def add(verb: Verb) -> None:
@@ -21,6 +23,12 @@ def add(verb: Verb) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..bench import numerics
 
+    begin, end = "<!-- table: make numerics -->\n", "<!-- end of table -->"
+    pages = {} if args.write is None else {language: args.write / language / "numerics.md" for language in HEADERS}
+    for page in pages.values():  # before minutes of work
+        if not page.is_file() or begin not in page.read_text(encoding="utf-8"):
+            complain("numerics", f"{page} is no page with a place for the table: {begin.strip()}")
+            return 2
     lines = numerics.table()
     if args.json:
         finite = [{n: e if math.isfinite(e) else None for n, e in line.errors.items()} for line in lines]
@@ -29,13 +37,11 @@ def run(args: argparse.Namespace) -> int:
     if args.write is None:
         say(numerics.markdown(lines))
         return 0
-    for language, header in (("en", ("input", "norm")), ("zh", ("输入", "归一化"))):
-        page = args.write / language / "numerics.md"
-        text = page.read_text(encoding="utf-8")
-        begin, end = "<!-- table: make numerics -->\n", "<!-- end of table -->"
-        before, rest = text.split(begin)
+    for language, page in pages.items():
+        before, rest = page.read_text(encoding="utf-8").split(begin)
         page.write_text(
-            before + begin + numerics.markdown(lines, header) + "\n" + end + rest.split(end)[1], encoding="utf-8"
+            before + begin + numerics.markdown(lines, HEADERS[language]) + "\n" + end + rest.split(end)[1],
+            encoding="utf-8",
         )
         say(f"wrote {page}")
     return 0

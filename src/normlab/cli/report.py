@@ -19,7 +19,10 @@ def add(verb: Verb) -> None:
         "folder", type=Path, help="a sweep, a run or a run of claims; or the file of normlab bench --json"
     )
     report.add_argument(
-        "-o", "--out", type=Path, help="the file (default FOLDER/report.html); of figures, the folder (FOLDER/figures)"
+        "-o",
+        "--out",
+        type=Path,
+        help="the file (default FOLDER/report.html, of a benchmark FILE with .html); of figures, the folder (FOLDER/figures)",
     )
     report.add_argument(
         "--figures",

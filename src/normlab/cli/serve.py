@@ -63,12 +63,17 @@ def run(args: argparse.Namespace) -> int:
     note("normlab serve: press Ctrl-C to end")
     if args.open and not webbrowser.open(bound.address):
         note("normlab serve: no browser was found here; open the address above")
-    serve.run(args.folder, bound, [socket.gethostname(), *args.name] if bound.token else args.name, _claims)
+    names = [socket.gethostname(), *args.name] if bound.token else args.name
+    serve.run(args.folder, bound, names, _claims, _prepare_claims)
     return 0
 
 
+def _prepare_claims() -> None:
+    """When the first page of claims is asked for: their room needs torch, which takes seconds, once."""
+    from ..claims import html  # noqa: F401
+
+
 def _claims(folder: Path) -> dict[str, Any]:
-    """Imported when the first page of claims is asked for: their room needs torch."""
     from ..claims.html import view
     from ..runs import read_claims
 

@@ -65,7 +65,9 @@ def add(verb: Verb) -> None:
     train.add_argument("-o", "--out", type=Path, help="the run directory (default runs/train-DATE-TIME)")
     train.add_argument("--checkpoint-seconds", type=float, default=30.0, help="how often it is saved (default 30)")
     train.add_argument("--trust", action="store_true", help="run the code that the file names")
-    train.add_argument("--show", action="store_true", help="print the whole experiment as TOML and stop")
+    train.add_argument(
+        "--show", action="store_true", help="print the experiment as TOML, with every field that has a value, and stop"
+    )
     train.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         given = settings_of(args)
         experiment = base.changed(**{**given, **chosen})
         if args.show:
+            check_buildable(experiment)
             say(experiment.to_toml().rstrip("\n"))
             return 0
         check_trust(

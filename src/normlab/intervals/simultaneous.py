@@ -223,11 +223,11 @@ class Differences:
         if variance == 0 and own == 0:
             return Seeds(FEWEST, FEWEST, FEWEST)
         together = _near_quantile(self.level, len(self.values), freedom) * math.sqrt(variance / 2)
-        wider, behind = variance, freedom
+        wider, degrees = variance, freedom
         if t_quantile((1 + self.level) / 2, n - 1) * math.sqrt(own) > together:  # the arms' own interval is the wider
-            wider, behind = own, float(n - 1)
+            wider, degrees = own, float(n - 1)
         size = mean / math.sqrt(wider)
-        error = USUAL * math.sqrt(1 / n + size**2 / (2 * behind))
+        error = USUAL * math.sqrt(1 / n + size**2 / (2 * degrees))
         least, most = (self._seeds_for((size + sign * error) * math.sqrt(wider), variance, own) for sign in (1, -1))
         return Seeds(self._seeds_for(mean, variance, own), least, most)
 

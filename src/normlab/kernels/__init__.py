@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
-from ..errors import KernelUnavailable
+from ..errors import BadSetting, KernelUnavailable
 from . import cpu, reference
 from .selection import OPS, check_request, choose
 
-_request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))
+try:
+    _request = check_request(os.environ.get("NORMLAB_KERNEL", "auto"))
+except ValueError as error:
+    raise BadSetting(f"NORMLAB_KERNEL: {error}") from None
 reference.float64_everywhere = _request == "reference"
 
 

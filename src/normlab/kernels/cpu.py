@@ -17,6 +17,7 @@ from torch import Tensor, empty_like, get_num_threads
 from torch.compiler import is_compiling
 
 from .._torch import exchange_table, is_zero_tensor
+from ..errors import BadSetting
 from . import pages
 from .facts import ColumnFacts, Form, ResidualFacts, RowFacts, RowMode
 
@@ -31,7 +32,10 @@ except ImportError as error:
     except ImportError:
         missing = f"the extension did not load ({error})"
 if native is not None and os.environ.get("NORMLAB_ISA"):
-    native.use_isa(os.environ["NORMLAB_ISA"])
+    try:
+        native.use_isa(os.environ["NORMLAB_ISA"])
+    except ValueError as error:
+        raise BadSetting(f"NORMLAB_ISA: {error}") from None
 huge_pages = pages.choose(os.environ.get(pages.VARIABLE, "auto"), pages.setting("enabled"), pages.setting("defrag"))
 if native is not None:
     native.use_huge_pages(huge_pages[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import unknown
+from ..errors import BadSetting, unknown
 
 VARIABLE = "NORMLAB_HUGE_PAGES"
 REQUESTS = ("0", "1", "auto")
@@ -37,7 +37,7 @@ def choose(request: str, enabled: str | None, defrag: str | None) -> tuple[bool,
     (True, 'requested')
     """
     if request not in REQUESTS:
-        raise ValueError(f"{VARIABLE}: {unknown('setting', request, REQUESTS)}")
+        raise BadSetting(f"{VARIABLE}: {unknown('setting', request, REQUESTS)}")
     if request != "auto":
         return request == "1", "requested"
     if enabled is None:

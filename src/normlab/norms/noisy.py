@@ -1,4 +1,4 @@
-"""A norm with its steadiness taken away again: what Santurkar et al. put behind BatchNorm to test what it is for.
+"""A norm with its steadiness taken away again: what Santurkar et al. put after BatchNorm to test what it is for.
 
 If norms helped by keeping the distribution of what follows steady, noise that moves it at every step would undo the
 help. It is a wrapper, so that any norm can have it; models take it as ``norm_noise``.

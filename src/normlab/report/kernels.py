@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunUnreadable
-from ..runs import parsed, read_text
+from ..runs import read_json
 from .shared_settings import flat
 
 BYTES = 16 * 2**20
@@ -27,11 +27,9 @@ def holds_kernels(path: Path) -> bool:
 
 def view(path: Path) -> Data:
     try:
-        found = parsed(read_text(path, BYTES))
+        found = read_json(path, BYTES)
     except FileNotFoundError:
         raise RunUnreadable(f"{path} is not there") from None
-    except ValueError as error:
-        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
     rows = found.get("rows") if isinstance(found, dict) else None
     if not isinstance(rows, list):
         raise RunUnreadable(f"{path} holds no rows of measurements: it was not written by normlab bench --json")

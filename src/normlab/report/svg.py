@@ -24,15 +24,15 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 SIZE = (5.2, 3.0)  # inches: one and a half columns
 FOLDER = "figures"
 STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "normlab", "font.family": "sans-serif", "font.size": 8, "axes.edgecolor": QUIET,
+    "svg.fonttype": "none", "svg.hashsalt": "normlab", "text.parse_math": False, "font.family": "sans-serif", "font.size": 8, "axes.edgecolor": QUIET,
     "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
 
 Draw = Callable[[Any], None]
 
 
-def rendered(size: tuple[float, float], draw: Draw) -> str:
-    """What ``draw`` puts on a figure of this size (inches), the same bytes each time."""
+def rendered(size: tuple[float, float], draw: Draw, fitted: bool = False) -> str:
+    """What ``draw`` puts on a figure of this size (inches), the same bytes each time. ``fitted``: as large as names and legend need."""
     require("figures", "figures", "matplotlib")
     import matplotlib
 
@@ -44,7 +44,12 @@ def rendered(size: tuple[float, float], draw: Draw) -> str:
         figure = Figure(figsize=size)
         draw(figure)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            text,
+            format="svg",
+            bbox_inches="tight" if fitted else None,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     return text.getvalue()
 
 
@@ -58,7 +63,7 @@ def write(folder: str | Path, out: Path) -> list[Path]:
         for name, size, draw in figures(shown, lang):
             out.mkdir(parents=True, exist_ok=True)
             paths.append(out / f"{name}.{lang}.svg")
-            replace_file(paths[-1], rendered(size, draw))
+            replace_file(paths[-1], rendered(size, draw, fitted=True))
     if not paths:
         raise RunUnreadable(f"{folder} holds no curve, no difference and no reading by block: nothing to draw")
     return paths
@@ -111,9 +116,18 @@ def _axes(figure: Any, title: str, x: str, y: str) -> Any:
     return axes
 
 
-def _legend(axes: Any) -> None:
-    if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(frameon=False, fontsize=6.5, handlelength=2.4, loc="upper left", bbox_to_anchor=(1.0, 1.03))
+def _legend(axes: Any, lines: dict[str, Any]) -> None:
+    """Of these lines by their names. (Labels of the lines themselves would vanish where a name begins with an underscore.)"""
+    if len(lines) > 1:
+        axes.legend(
+            list(lines.values()),
+            [f"\u200b{name}" if name.startswith("_") else name for name in lines],
+            frameon=False,
+            fontsize=6.5,
+            handlelength=2.4,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.03),
+        )
 
 
 def _differences(figure: Any, words: Words, key: str, rows: list[Data]) -> None:
@@ -137,11 +151,12 @@ def _differences(figure: Any, words: Words, key: str, rows: list[Data]) -> None:
 
 def _curves(figure: Any, words: Words, key: str, lines: list[Data]) -> None:
     axes = _axes(figure, words(f"run.{key}"), words("step"), words("run.loss.axis", unit=words.unit))
+    named = {}
     for line in lines:
         look = words.look(line["cell"])
         if line["n"] > 1:
             axes.fill_between(line["steps"], line["low"], line["high"], color=look["color"], alpha=0.15, lw=0)
-        axes.plot(line["steps"], line["mean"], lw=1.4, label=line["cell"], **look)
+        (named[line["cell"]],) = axes.plot(line["steps"], line["mean"], lw=1.4, **look)
         for step, last in line["lost"]:
             axes.plot([step], [last], "x", color=look["color"], ms=6)
     blind = words.view.get("blind")
@@ -151,16 +166,17 @@ def _curves(figure: Any, words: Words, key: str, lines: list[Data]) -> None:
         if min(ends) < blind:  # what lies above has learned nothing, however far
             lowest = min(min(line["low"]) for line in lines)
             axes.set_ylim(lowest - 0.05 * (blind - lowest), min(axes.get_ylim()[1], 1.1 * blind))
-    _legend(axes)
+    _legend(axes, named)
 
 
 def _depth(figure: Any, words: Words, quantity: str, lines: list[Data]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes = _axes(figure, words(f"quantity.{quantity}"), words("block"), words(f"quantity.{quantity}.axis"))
+    named = {}
     for line in lines:
         look = words.look(line["cell"])
-        for number, stack in enumerate(dict.fromkeys(line["stacks"])):  # no path leads from one stack into the next
+        for stack in dict.fromkeys(line["stacks"]):  # no path leads from one stack into the next
             at = [i for i, name in enumerate(line["stacks"]) if name == stack]
             blocks = [i + 1 for i in at]
             if line["n"] > 1:
@@ -172,16 +188,10 @@ def _depth(figure: Any, words: Words, quantity: str, lines: list[Data]) -> None:
                     alpha=0.15,
                     lw=0,
                 )
-            axes.plot(
-                blocks,
-                [line["mean"][i] for i in at],
-                lw=1.4,
-                marker="o",
-                ms=2.5,
-                label=None if number else line["cell"],
-                **look,
+            (named[line["cell"]],) = axes.plot(
+                blocks, [line["mean"][i] for i in at], lw=1.4, marker="o", ms=2.5, **look
             )
     if quantity != "angle":  # a share; the others span magnitudes
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(axes)
+    _legend(axes, named)

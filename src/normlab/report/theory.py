@@ -3,14 +3,15 @@
 size of the stream, no norm on it (pre-norm and its kin)
     low   sqrt(s_1^2 + b_2^2 + ... + b_l^2)    what the blocks add stands at right angles to the stream
     high  s_1 + b_2 + ... + b_l                it all points along the stream (triangle inequality: nothing lies above)
-    s_l: stream_rms behind block l; b_l = branch_share_l * s_l: what block l added. Below the band blocks take back what others added.
-size of the stream, a norm behind every sum (post-norm, deepnorm)
+    s_l: stream_rms after block l; b_l = branch_share_l * s_l: what block l added. Below the band blocks take back what others added.
+size of the stream, a norm after every sum (post-norm, deepnorm)
     1, as long as gains are 1
 gradient of the stream: what the identity path alone brings down from the last block's g_L
     no norm on it         g_L
-    post-norm             g_L / 2^(L - l)               two sums per block of parts of equal size, each norm divides by sqrt(2)
-    deepnorm              g_L (a^2 / (a^2 + 1))^(L - l)  the same with the stream multiplied by a = (2 L)^(1/4)
+    a norm on it          g_L times a / sqrt(a^2 + 1) for every sum on the way: parts of equal size, the stream multiplied by a before it
+                          (1, and (2 L)^(1/4) in deepnorm), and a norm that divides by the size of the sum
     The branches bring more: readings lie above it. Below it, parts are not of equal size, or branches work against the path.
+What divides by no statistic (DyT, Derf) keeps no size: a stream through it has no band.
 """
 
 from __future__ import annotations
@@ -30,18 +31,22 @@ OPEN = (
     "none",
 )  # no norm on the stream
 CLOSED = ("post", "deepnorm")
+KEEPERS = ("layer", "rms", "scale", "batch", "group", "instance", "power")  # norms that divide by a size
 
 Data = dict[str, Any]
 Column = list[float | None]
 
 
-def bands(placement: str | None, quantities: Sequence[Data]) -> list[Data]:
-    """[{quantity, of (which theory), low, high}]: rows and columns as those of the quantity. Nothing for what no theory here knows."""
+def bands(structure: Data, quantities: Sequence[Data]) -> list[Data]:
+    """[{quantity, of (which theory), low, high}]: rows and columns as those of the quantity. Nothing for what no theory here knows.
+
+    ``structure``: as in run.json.
+    """
     by_name = {q["quantity"]: q for q in quantities}
-    found = []
+    placement, found = structure.get("placement"), []
     stream, share, gradient = (by_name.get(name) for name in ("stream_rms", "branch_share", "stream_grad"))
     if stream is not None and _one_stack(stream):
-        if placement in CLOSED:
+        if placement in CLOSED and _kept(structure, stream["sites"]) is not None:
             ones = [[1.0] * len(stream["steps"]) for _ in stream["sites"]]
             found.append({"quantity": "stream_rms", "of": "closed", "low": ones, "high": ones})
         elif placement in OPEN and share is not None and share["sites"] == stream["sites"]:
@@ -54,20 +59,46 @@ def bands(placement: str | None, quantities: Sequence[Data]) -> list[Data]:
                     "high": _rows([c[1] for c in columns]),
                 }
             )
-    if gradient is not None and _one_stack(gradient) and placement in (*OPEN, *CLOSED):
-        kept = 1.0 if placement in OPEN else 0.5 if placement == "post" else _deepnorm(len(gradient["sites"]))
-        low = _rows([_path(column, kept) for column in zip(*gradient["values"], strict=True)])
-        found.append({"quantity": "stream_grad", "of": "path", "low": low, "high": low})
+    if gradient is not None and _one_stack(gradient):
+        sites = gradient["sites"]
+        kept = [1.0] * len(sites) if placement in OPEN else _kept(structure, sites) if placement in CLOSED else None
+        if kept is not None:
+            low = _rows([_path(column, kept) for column in zip(*gradient["values"], strict=True)])
+            found.append({"quantity": "stream_grad", "of": "path", "low": low, "high": low})
     return found
+
+
+def _kept(structure: Data, sites: Sequence[str]) -> list[float] | None:
+    """What each block's norms leave of a gradient on the identity path; None unless a norm that keeps a size stands after every sum."""
+    kinds = {str(norm.get("name")): norm.get("kind") for norm in _records(structure.get("norms"))}
+    blocks = {
+        str(block.get("name")): _records(block.get("branches"))
+        for stack in _records(structure.get("stacks"))
+        for block in _records(stack.get("blocks"))
+    }
+    kept = []
+    for site in sites:
+        product = 1.0
+        for branch in blocks.get(site, []):
+            norms, factor = branch.get("stream"), branch.get("stream_factor", 1.0)
+            if not isinstance(norms, list) or len(norms) != 1 or kinds.get(str(norms[0])) not in KEEPERS:
+                return None
+            if type(factor) not in (int, float) or not 0 < factor < 1e6:
+                return None
+            product *= factor / math.hypot(factor, 1.0)
+        if not blocks.get(site):
+            return None
+        kept.append(product)
+    return kept
+
+
+def _records(value: Any) -> list[Data]:
+    """Of a file, which may hold anything there."""
+    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 def _one_stack(of: Data) -> bool:
     return len(of["sites"]) > 1 and not of["left_out"] and len({site.rpartition(".")[0] for site in of["sites"]}) == 1
-
-
-def _deepnorm(blocks: int) -> float:
-    square = math.sqrt(2 * blocks)  # a^2
-    return square / (square + 1)
 
 
 def _columns(stream: Data, share: Data) -> list[tuple[Column, Column]]:
@@ -91,9 +122,10 @@ def _grown(sizes: Column, shares: Column) -> tuple[Column, Column]:
     return low, high
 
 
-def _path(column: Sequence[float | None], kept: float) -> Column:
+def _path(column: Sequence[float | None], kept: Sequence[float]) -> Column:
+    """``kept`` of a block is lost on the way down from its output to the output of the one below."""
     last = column[-1]
-    return [None if last is None else last * kept ** (len(column) - 1 - i) for i in range(len(column))]
+    return [None if last is None else last * math.prod(kept[i + 1 :]) for i in range(len(column))]
 
 
 def _rows(columns: Sequence[Column]) -> list[Column]:

@@ -291,7 +291,7 @@ def _of_run(folder: Path) -> Data:
         "cells": [{"cell": name, "shown_lr": rate}],
         "curves": {key: [c for c in [_curve(name, rate, [line])] if c]
                    for key, line in (("train", read["loss"]), ("heldout", heldout))},
-        "depth": _depth({name: (rate, [read])}), "quantities": quantities, "theory": bands(_dict(info.get("structure")).get("placement"), quantities), "snapshots": snapshots(run.events()), "last_step": last, "token_bytes": task.get("unit") == "nats per byte",
+        "depth": _depth({name: (rate, [read])}), "quantities": quantities, "theory": bands(_dict(info.get("structure")), quantities), "snapshots": snapshots(run.events()), "last_step": last, "token_bytes": task.get("unit") == "nats per byte",
         "findings": [{"cell": name, "lr": rate, **_found(run, info.get("seed"), read)}], "not_opened": 0, "unreadable": [],
         "ran": {**{k: known.get(k) for k in keys}, **_origin(None, info, settings)},
     }  # fmt: skip

@@ -35,4 +35,16 @@ WORDS: dict[str, tuple[str, str]] = {
     "nats per image": ("nats per image", "奈特/图像"),
     "nats per character": ("nats per character", "奈特/字符"),
     "own loss": ("own loss", "自定损失"),
+    # the budget of claims that is no option
+    "default": ("default", "默认"),
+    # what a benchmark times, and against what
+    "kernels": ("kernels", "内核"),
+    "training step": ("training step", "训练步"),
+    "layer, fwd+bwd": ("layer, fwd+bwd", "层，前向加反向"),
+    "masked, fwd+bwd": ("masked, fwd+bwd", "带掩码，前向加反向"),
+    "outputs preallocated": ("outputs preallocated", "输出预先分配"),
+    "torch, flattened": ("torch, flattened", "torch，展平"),
+    "torch, transposed": ("torch, transposed", "torch，转置"),
+    "ours, masked": ("ours, masked", "normlab，带掩码"),
+    "unfused": ("unfused", "未融合"),
 }

@@ -39,7 +39,7 @@ from .claims import (
     write_evidence,
 )
 from .contents import STATUSES
-from .files import confined, parsed, read_text, replace_file, replacing
+from .files import confined, parsed, read_json, read_text, replace_file, replacing
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -143,6 +143,7 @@ __all__ = [
     "read_claims",
     "read_evidence",
     "read_grid",
+    "read_json",
     "read_summary",
     "read_text",
     "read_trial",

@@ -78,6 +78,18 @@ def _kind(mode: int) -> str:
     return next((word for is_kind, word in kinds if is_kind(mode)), "a device")
 
 
+def read_json(path: Path, limit: int) -> Any:
+    """What it holds. FileNotFoundError if there is nothing of that name; whatever else is wrong is refused in words."""
+    try:
+        return parsed(read_text(path, limit))
+    except RunUnreadable:
+        raise
+    except json.JSONDecodeError as error:
+        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
+    except ValueError as error:
+        raise RunUnreadable(f"{path}: {error}") from error
+
+
 def read_text(path: Path, limit: int) -> str:
     with opened(path) as (file, size):
         data = file.read(min(size, limit) + 1)

@@ -151,7 +151,7 @@ class Result(Record):
 class TrialResult(Result):
     """A result and the trial that gave it: an entry of ``trials`` in summary.json, a row of trials.csv."""
 
-    name: Text = None
+    name: Annotated[str | None, inside] = None  # of its folder below the sweep's trials, unless ``folder`` says another
     cell: Annotated[str, text]
     axes: AxisValues = field(default_factory=dict)  # those that name the cell
     lr: Figure = None
@@ -189,7 +189,7 @@ class Difference(Record):
         """Of the numbers shown: two digits of the half width, and as many as it takes that no decided end reads as zero."""
         if self.low is None or self.high is None or self.high <= self.low:
             return 4
-        nearest = min(abs(self.low), abs(self.high)) if self.decided else math.inf
+        nearest = (min(abs(self.low), abs(self.high)) if self.decided else 0.0) or math.inf  # a file may say anything
         return min(max(1 - math.floor(math.log10(min((self.high - self.low) / 2, 2 * nearest))), 0), 12)
 
 

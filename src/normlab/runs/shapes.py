@@ -6,7 +6,6 @@ reader cannot do without must be there.
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
 from ..errors import RunUnreadable
-from .files import parsed, read_text
+from .files import read_json
 
 MOST_STEPS = 2**53
 SPELLED = ("nan", "inf", "-inf")
@@ -164,7 +163,7 @@ def read(folder: str | Path, kind: Kind[T]) -> T:
     """What the file holds; one that is missing, broken, misshapen or of another schema is refused in words."""
     path = Path(folder) / kind.file
     try:
-        found = parsed(read_text(path, kind.limit))
+        found = read_json(path, kind.limit)
         came = found.get("schema") if isinstance(found, dict) else None
         if came == kind.schema:
             return kind.shape(found, "")
@@ -172,8 +171,6 @@ def read(folder: str | Path, kind: Kind[T]) -> T:
         raise RunUnreadable(f"{path.parent} holds no {kind.what}: there is no {path.name} in it") from None
     except RunUnreadable:
         raise
-    except json.JSONDecodeError as error:
-        raise RunUnreadable(f"{path} is not valid JSON: {error}") from error
     except ValueError as error:
         raise RunUnreadable(f"{path}: {error}") from error
     raise RunUnreadable(

@@ -1,5 +1,5 @@
 """What passes through a norm, in its own units: gradients of its statistics, values within bounds; and what of the stream's
-first state is left behind each block."""
+first state is left after each block."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _sizes(name: str, values: Tensor) -> dict[str, Tensor]:
 
 
 class WithinTwo(Probe):
-    """Share of the values behind a norm that lie within -2 and 2.
+    """Share of the values after a norm that lie within -2 and 2.
 
         within_two         of what leaves it, gain and bias included
         within_two_plain   of the normalized values, before gain and bias
@@ -89,7 +89,7 @@ def _share(values: Tensor) -> Tensor:
 
 
 class IdentityWeight(Probe):
-    """How much of what entered the stack is left behind each block.
+    """How much of what entered the stack is left after each block.
 
         identity_weight = <x_0, x_l> / <x_0, x_0>        the least-squares factor of x_0 in x_l, over tokens and features
         identity_share  = <x_0, x_l> / (|x_0| |x_l|)     their cosine: 1 where x_l is a multiple of x_0

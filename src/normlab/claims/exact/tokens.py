@@ -87,7 +87,7 @@ def future() -> dict[str, float]:
 
 
 def folding() -> dict[str, float]:
-    """Gain and bias of a pre-norm, folded into the matrix behind it; and LayerNorm turned into RMSNorm by centring what feeds the stream."""
+    """Gain and bias of a pre-norm, folded into the matrix after it; and LayerNorm turned into RMSNorm by centring what feeds the stream."""
     norm, linear = _layer(), torch.nn.Linear(D, 31).double()
     x = drawn(B, L, D, seed=57)
     plain = LayerNorm(D, elementwise_affine=False)

@@ -12,7 +12,6 @@ Data hold the mark of the files they were made from, events that of the files as
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -29,27 +28,34 @@ from .. import pages, views
 from .found import Found, Listing, Stamp, files_of, mark, said, search, stamp, stamp_of
 from .guard import Guard, Rules
 from .live import Live
-from .work import Answers, Workshop
+from .work import Answers, Looks, Workshop
+
+LIST = "list"  # its name among looks and answers; names of others have two words
 
 
 class App:
-    """The application of one folder, for any ASGI server. ``claims`` makes the view of a run of claims, whose room lies above this one."""
+    """The application of one folder, for any ASGI server. ``claims`` makes the view of a run of claims, whose room lies above this one;
+    ``prepare`` brings what that needs and is called before.
+    """
 
     def __init__(
-        self, folder: str | Path, rules: Rules | None = None, claims: Callable[[Path], Any] | None = None
+        self,
+        folder: str | Path,
+        rules: Rules | None = None,
+        claims: Callable[[Path], Any] | None = None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self.root = Path(folder).absolute()
         if not self.root.is_dir():
             raise RunUnreadable(f"{folder} is not a folder")
         self.page, policy = pages.served()
         self._workshop = Workshop(self.root)
-        self._answers = Answers(self._workshop)
+        self._looks = Looks(self._workshop)
+        self._answers = Answers(self._workshop, self._looks)
         self._listing = Listing(self.root)
-        self.live = Live(self._workshop, self.root)
-        self._found: Found | None = None
-        self._mark = ""  # of the list
-        self._looking = threading.Lock()  # looks come from two threads; a later one has seen more
-        self._claims = claims
+        self.live = Live(self._workshop, self._looks, self.root)
+        self._seen = Found({}, [], 0, 0), ""  # at the latest look, and its mark: one value, for threads read it
+        self._claims, self._prepare = claims, prepare
         routes = [
             Route("/", self._page),
             Route("/favicon.ico", self._none),
@@ -72,48 +78,48 @@ class App:
 
     def _look(self) -> Stamp:
         """At the folder again. Files of runs that are being written are no change of the list, but their status is."""
-        with self._looking:
-            found = search(self.root)
-            each = (stamp(*files_of(kind, at)) for _, kind, at, _ in found.listed)
-            listed = tuple(
-                hash((key, kind, trials, files))
-                for (key, kind, _, trials), files in zip(found.listed, each, strict=True)
-            )
-            self._found, self._mark = found, mark(listed)
+        found = search(self.root)
+        each = (stamp(*files_of(kind, at)) for _, kind, at, _ in found.listed)
+        listed = tuple(
+            hash((key, kind, trials, files)) for (key, kind, _, trials), files in zip(found.listed, each, strict=True)
+        )
+        self._seen = found, mark(listed)
         return listed
 
     def _list_bytes(self) -> bytes:
-        with self._looking:
-            found, listed = self._found or search(self.root), self._mark
+        found, listed = self._seen
         entries = [asdict(entry) for entry in self._listing.entries(found)]
         return _json(
             {"folder": self.root.name, "entries": entries, "more": found.more, "unnamed": found.unnamed, "mark": listed}
         )
 
     async def _list(self, request: Request) -> Response:
-        return _of_json(await self._answers.get("list", self._look, self._list_bytes))
+        return _of_json(await self._answers.get(LIST, self._look, self._list_bytes))
 
     async def _list_events(self, request: Request) -> Response:
-        return _stream(self.live.of_all(self._look))
+        return _stream(self.live.of_whole(LIST, self._look))
 
     # ---- a run or a sweep
 
     async def _asked(self, request: Request) -> tuple[str, str, Path] | None:
-        """(key, kind, folder) of what is asked for: a name out of the list, or nothing."""
+        """(name, kind, folder) of what is asked for: out of the list, or nothing."""
         key, kind = request.query_params.get("at", ""), request.path_params["kind"]
-        if self._found is None or key not in self._found.folders:
-            await self._workshop.do(self._look)  # it may be new
-        entry = self._found.folders.get(key) if self._found else None
-        return None if entry is None or entry[0] != kind else (key, *entry)
+        if key not in self._seen[0].folders:
+            await self._looks.anew(LIST, self._look)  # it may be new
+        entry = self._seen[0].folders.get(key)
+        return None if entry is None or entry[0] != kind else (f"{kind} {key}", *entry)
 
     async def _view(self, request: Request) -> Response:
         asked = await self._asked(request)
         if asked is None:
             return _error(404, "nothing of that name is in the folder")
-        key, kind, folder = asked
+        name, kind, folder = asked
         try:
             found = await self._answers.get(
-                f"{kind} {key}", lambda: stamp_of(kind, folder), lambda: self._view_bytes(kind, folder)
+                name,
+                lambda: stamp_of(kind, folder),
+                lambda: self._view_bytes(kind, folder),
+                self._prepare if kind == "claims" else None,
             )
         except (RunUnreadable, OSError, ValueError) as error:
             return _error(422, said(error, self.root))
@@ -134,9 +140,9 @@ class App:
         asked = await self._asked(request)
         if asked is None:
             return _error(404, "nothing of that name is in the folder")
-        _, kind, folder = asked
+        name, kind, folder = asked
         if kind != "run":
-            return _stream(self.live.of_whole(kind, folder))
+            return _stream(self.live.of_whole(name, lambda: stamp_of(kind, folder)))
         told = request.headers.get("last-event-id") or request.query_params.get("from") or ""
         place = Place.parse(told)
         if told and place is None:

@@ -17,8 +17,9 @@ from ...runs import CLAIMS, DECIDED, INFO, SUMMARY, SWEEP, TRIALS, Run, read_cla
 
 DEPTH = 12  # folders below folders
 ENTRIES = 200_000  # names looked at
-LISTED = 2_000  # runs and sweeps in the list; trials of sweeps aside
+LISTED = 2_000  # in the list; trials of sweeps aside
 LONGEST = 300  # characters of a text out of a run that the list shows
+SUMMARY_READ = 4 * 2**20  # bytes of a sweep's summary that are worth reading for the one number that the list shows
 
 TIMED = re.compile(r"bench[\w.-]*\.json")  # what normlab bench --json is told to write, by its name
 
@@ -87,11 +88,13 @@ def search(root: Path) -> Found:
             if CLAIMS.file in names
             else None
         )
-        for name in sorted(timed):
-            if len(listed) < LISTED and kind is None:
-                file = name if key == "." else f"{key}/{name}"
-                folders[file] = ("kernels", folder / name)
+        for name in sorted(timed) if kind is None else ():
+            file = name if key == "." else f"{key}/{name}"
+            folders[file] = ("kernels", folder / name)
+            if len(listed) < LISTED:
                 listed.append((file, "kernels", folder / name, 0))
+            else:
+                more += 1
         within = key.endswith(f"/{TRIALS}") or key == TRIALS
         if kind is not None:
             folders[key] = (kind, folder)
@@ -160,6 +163,7 @@ class Listing:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._known: dict[str, tuple[Stamp, Entry]] = {}
+        self._planned: dict[str, tuple[Stamp, int]] = {}  # key of a sweep -> of its summary
 
     def entries(self, found: Found) -> list[Entry]:
         known, self._known = self._known, {}
@@ -168,6 +172,7 @@ class Listing:
             before = known.get(key)
             entry = before[1] if before and before[0] == files else self._read(key, kind, folder, trials)
             self._known[key] = (files, entry)
+        self._planned = {key: planned for key, planned in self._planned.items() if key in self._known}
         return [entry for _, entry in self._known.values()]
 
     def _read(self, key: str, kind: str, folder: Path, trials: int) -> Entry:
@@ -176,27 +181,35 @@ class Listing:
                 return Entry(key=key, kind=kind)
             if kind == "claims":
                 return _of_claims(key, folder)
-            return _of_sweep(key, folder, trials) if kind == "sweep" else _of_run(key, folder)
+            return self._of_sweep(key, folder, trials) if kind == "sweep" else _of_run(key, folder)
         except (RunUnreadable, OSError) as error:
             return Entry(key=key, kind=kind, problem=said(error, self.root)[:LONGEST])
 
+    def _of_sweep(self, key: str, folder: Path, trials: int) -> Entry:
+        if not (folder / SWEEP.file).exists():
+            return Entry(key=key, kind="sweep", trials=trials)
+        grid = read_grid(folder)
+        task = grid.task or grid.base.get("task")
+        answered = self._answered(key, folder)
+        planned = answered if answered >= trials else 0  # else the answer is an old one
+        return Entry(key=key, kind="sweep", created=_text(grid.created), task=_text(task), unit=_text(grid.unit),
+                     trials=trials, planned=planned or grid.planned)  # fmt: skip
 
-def _of_sweep(key: str, folder: Path, trials: int) -> Entry:
-    if not (folder / SWEEP.file).exists():
-        return Entry(key=key, kind="sweep", trials=trials)
-    grid = read_grid(folder)
-    task = grid.task or grid.base.get("task")
-    return Entry(key=key, kind="sweep", created=_text(grid.created), task=_text(task), unit=_text(grid.unit),
-                 trials=trials, planned=_planned(folder, trials) or grid.planned)  # fmt: skip
+    def _answered(self, key: str, folder: Path) -> int:
+        """Trials planned as its answer says, which knows the rates that get no further seeds; 0 where there is none. Remembered
+        apart from the line, which is made again whenever a trial begins.
+        """
+        file = stamp(folder / SUMMARY.file)
+        if key not in self._planned or self._planned[key][0] != file:
+            self._planned[key] = file, _planned(folder) if file[2] <= SUMMARY_READ else 0
+        return self._planned[key][1]
 
 
-def _planned(folder: Path, trials: int) -> int:
-    """As its answer says, which knows the rates that get no further seeds; 0 where there is none, or an old one."""
+def _planned(folder: Path) -> int:
     try:
-        planned = read_summary(folder).planned
+        return read_summary(folder).planned
     except (RunUnreadable, OSError):  # its own page says what is wrong with it
         return 0
-    return planned if planned >= trials else 0
 
 
 def _of_claims(key: str, folder: Path) -> Entry:

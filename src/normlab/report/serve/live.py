@@ -2,8 +2,9 @@
 
 Nothing is queued for anyone: each client has a place in the file and asks from there, clients that keep up ask for the same
 piece, which is read once, and a slow one asks later for a longer piece. An event's id is the place after it, so a browser that
-lost its connection goes on where it was. What is not followed line by line has a mark, told when a stream begins and whenever
-it changes: a page that shows another one asks again, so that nothing is missed between its data and its stream.
+lost its connection goes on where it was. What is not followed line by line has a mark, of a look that all who follow it share:
+told by the first look that begins after the stream did, and whenever it changes. A page that shows another one asks again, so
+that nothing is missed between its data and its stream.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunUnreadable
 from ...runs import INFO, READINGS, Grown, Place, grown
-from .found import Stamp, mark, said, stamp, stamp_of
-from .work import Workshop
+from .found import Stamp, mark, said, stamp
+from .work import Looks, Workshop
 
-LOOK = 0.25  # seconds between looks at a file
-SELDOM = 1.0  # between looks at a whole sweep or the whole folder
+LOOK = 0.25  # seconds between looks at a file, or at what others saw
+SELDOM = 1.0  # between looks at a whole sweep or the whole folder; more if they take long
 ALIVE = 15.0  # a comment, so that a dead connection is noticed
 PIECES = 64  # that are kept for others
 LARGEST = 2**22  # bytes of an event; a page reads the whole view instead
@@ -50,8 +51,8 @@ def _finite(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Live:
-    def __init__(self, workshop: Workshop, root: Path) -> None:
-        self._workshop, self._root = workshop, root
+    def __init__(self, workshop: Workshop, looks: Looks, root: Path) -> None:
+        self._workshop, self._looks, self._root = workshop, looks, root
         self._pieces: OrderedDict[tuple[Path, Place, Stamp], asyncio.Future[tuple[bytes, Place]]] = OrderedDict()
         self.ended = False  # set when the server ends
 
@@ -109,28 +110,17 @@ class Live:
         piece = event("lines", _finite(found.lines), str(found.end))
         return (event("anew", {}, str(found.end)) if len(piece) > LARGEST else piece), found.end
 
-    async def of_whole(self, kind: str, folder: Path) -> AsyncIterator[bytes]:
+    async def of_whole(self, name: str, look: Callable[[], Stamp]) -> AsyncIterator[bytes]:
         """``changed`` with the mark of what its page is made from: of a sweep, another one when a trial began, ended or was answered."""
-        async for piece in self._changes(lambda: stamp_of(kind, folder)):
-            yield piece
-
-    async def of_all(self, look: Any) -> AsyncIterator[bytes]:
-        async for piece in self._changes(look):
-            yield piece
-
-    async def _changes(self, look: Any) -> AsyncIterator[bytes]:
         yield b"retry: 1000\n\n"
         known: Stamp | None = None
-        spoken = time.monotonic()
+        begun = spoken = time.monotonic()
         while not self.ended:
-            now = await self._workshop.do(look)
-            if now != known:
-                spoken = time.monotonic()
-                yield event("changed", {"mark": mark(now)})
+            seen = await self._looks.get(name, look, SELDOM)
+            if seen.began >= begun and seen.stamp != known:  # one from before may be older than what the page shows
+                known, spoken = seen.stamp, time.monotonic()
+                yield event("changed", {"mark": mark(known)})
             elif time.monotonic() - spoken > ALIVE:
                 spoken = time.monotonic()
                 yield b": still here\n\n"
-            known = now
-            for _ in range(round(SELDOM / LOOK)):
-                if not self.ended:
-                    await asyncio.sleep(LOOK)
+            await asyncio.sleep(LOOK)

@@ -114,8 +114,12 @@ class Server(uvicorn.Server):
 
 
 def run(
-    folder: str | Path, bound: Bound, names: Iterable[str] = (), claims: Callable[[Path], Any] | None = None
+    folder: str | Path,
+    bound: Bound,
+    names: Iterable[str] = (),
+    claims: Callable[[Path], Any] | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
-    """Serves until Ctrl-C. ``claims``: see :class:`App`."""
-    app = App(folder, rules(bound.host, names, bound.token), claims)
+    """Serves until Ctrl-C. ``claims``, ``prepare``: see :class:`App`."""
+    app = App(folder, rules(bound.host, names, bound.token), claims, prepare)
     Server(app).run(sockets=[bound.socket])

@@ -349,7 +349,7 @@ class Memory {
     this.gradient = cells();
     this.turned = cells();
     this.inner = cells();
-    this.gradients = new Float64Array(depth + 1); // |dL/d(stream)| at the start and behind each block
+    this.gradients = new Float64Array(depth + 1); // |dL/d(stream)| at the start and after each block
   }
 }
 

@@ -1,4 +1,4 @@
-/** The shell of every page: what is shown, in which language and theme. All of it stands in the address, behind the #. */
+/** The shell of every page: what is shown, in which language and theme. All of it stands in the address, after the #. */
 
 import { h } from "./elements.js";
 

@@ -6,7 +6,7 @@ import { uniform } from "./random.js";
 /** @typedef {import("./settings.js").Side} Side */
 /**
  * @typedef {object} Depths What was measured at the last step; entry 0 is the input of the first block.
- * @property {number[]} stream rms behind each block
+ * @property {number[]} stream rms after each block
  * @property {number[]} gradient |dL/d(stream)|
  * @property {number[]} angle by block, as a share of half a turn
  * @property {number} effective (sum of angles)^2 / sum of angles^2: blocks that turn the stream

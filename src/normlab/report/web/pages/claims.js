@@ -60,7 +60,7 @@ function mount(root, context) {
   root.append(
     h("div", { class: "intro" }, h("h1", {}, t("claims.title")), h("p", { class: "lead" }, data.summary[language]), h("p", { class: "quiet" }, data.about[language]), h("p", { class: "quiet" }, t("claims.read"))),
     h("fieldset", { class: "keys" }, h("legend", {}, t("claims.verdict")), ...Object.entries(data.counts).map(([verdict, n]) => tick(`${data.verdicts[verdict][language]} (${n})`, state.verdicts.has(verdict), (on) => { if (on) state.verdicts.add(verdict); else state.verdicts.delete(verdict); filter(); }))),
-    h("div", { class: "row" }, menu(t("claims.source"), [{ value: "", text: t("claims.all") }, ...data.sources.map((/** @type {string} */ one) => ({ value: one, text: one }))], state.source, (value) => { state.source = value; filter(); }),
+    h("div", { class: "row" }, menu(t("claims.source"), [{ value: "", text: t("claims.all") }, ...Object.entries(data.sources).map(([value, text]) => ({ value, text: text[language] }))], state.source, (value) => { state.source = value; filter(); }),
       h("label", { class: "field" }, h("span", {}, t("claims.search")), search)),
     count, places);
   places.append(...all.map((one) => one.element));

@@ -7,8 +7,8 @@
  * @property {string} name of the sub-layer: S any, A attention, F feed-forward
  * @property {boolean} [before] a norm in front of the sub-layer
  * @property {boolean} [inside] a norm before the sub-layer's last matrix
- * @property {boolean} [after] a norm on the branch, behind the sub-layer
- * @property {boolean} [post] a norm behind the sum
+ * @property {boolean} [after] a norm on the branch, after the sub-layer
+ * @property {boolean} [post] a norm after the sum
  * @property {string} [weight] factor of the stream
  * @property {string} [gate] factor of the branch
  * @property {string} [scale] factor of the norm in front

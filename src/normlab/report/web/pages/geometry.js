@@ -1,4 +1,4 @@
-/** Geometry: how long and how alike tokens are behind the norms of a run, and who is near whom where that was asked. */
+/** Geometry: how long and how alike tokens are after the norms of a run, and who is near whom where that was asked. */
 
 import { choice, h, menu, number, s, slider } from "../elements.js";
 import { gaps, overSteps, panel, quantity, sentences, silence, whose } from "../panels.js";

@@ -2,7 +2,7 @@
 
 import { ticks } from "../charts.js";
 import { figure, h, number, s, table } from "../elements.js";
-import { list } from "../panels.js";
+import { list, word } from "../panels.js";
 
 const ROW = 22, TOP = 24, RIGHT = 16, MARKS = ["a", "b", "c", "s3"];
 
@@ -54,16 +54,17 @@ function shape(which, x, y) {
  * @param {HTMLElement} root
  * @param {import("../elements.js").Context} context
  */
-function mount(root, { t, language, data: view }) {
+function mount(root, context) {
+  const { t, language, data: view } = context, said = (/** @type {string} */ name) => word(context, name);
   root.append(h("div", { class: "intro" }, h("h1", { translate: "no" }, view.title), h("p", { class: "lead" }, t("kernels.lead")), view.quick ? h("p", { class: "reading bad" }, t("kernels.quick")) : ""));
   const drawings = view.figures.map((/** @type {any} */ of) => {
-    const ratio = of.what === "ratios", cases = new Set(of.lines.map((/** @type {any} */ line) => line.case)), name = (/** @type {any} */ line) => [cases.size > 1 && line.case, line.shape, line.dtype].filter(Boolean).join(" ");
+    const ratio = of.what === "ratios", cases = new Set(of.lines.map((/** @type {any} */ line) => line.case)), name = (/** @type {any} */ line) => [cases.size > 1 && said(line.case), line.shape, line.dtype].filter(Boolean).join(" ");
     const picture = marks(of.lines.map((/** @type {any} */ line) => ({ name: name(line), values: line.values })), t(ratio ? "kernels.times" : "kernels.share"), t(ratio ? "kernels.equal" : "kernels.limit"), ratio);
-    const drawn = figure(`${of.family} · ${[...cases].slice(0, 2).join(" · ")}`, picture.element, t(ratio ? "kernels.ratio.read" : "kernels.limit.read"));
+    const drawn = figure([of.family, ...[...cases].slice(0, 2)].map(said).join(" · "), picture.element, t(ratio ? "kernels.ratio.read" : "kernels.limit.read"));
     const shown = (/** @type {number} */ v) => (ratio ? `${number(v)} ×` : `${number(100 * v)} %`);
     drawn.element.querySelector("h3")?.setAttribute("translate", "no");
-    drawn.element.append(h("p", { class: "keys", translate: "no" }, ...of.rivals.map((/** @type {string} */ rival, /** @type {number} */ i) => h("span", { class: "tick" }, s("svg", { width: 14, height: 14, "aria-hidden": "true" }, shape(i, 7, 7)), rival))),
-      h("details", { class: "numbers" }, h("summary", {}, t("run.numbers")), table(of.family, [t("kernels.case"), ...of.rivals], of.lines.map((/** @type {any} */ line) => [h("span", { translate: "no" }, name(line)), ...line.values.map(shown)]))));
+    drawn.element.append(h("p", { class: "keys", translate: "no" }, ...of.rivals.map((/** @type {string} */ rival, /** @type {number} */ i) => h("span", { class: "tick" }, s("svg", { width: 14, height: 14, "aria-hidden": "true" }, shape(i, 7, 7)), said(rival)))),
+      h("details", { class: "numbers" }, h("summary", {}, t("run.numbers")), table(said(of.family), [t("kernels.case"), ...of.rivals.map(said)], of.lines.map((/** @type {any} */ line) => [h("span", { translate: "no" }, name(line)), ...line.values.map(shown)]))));
     return { element: drawn.element, draw: picture.draw };
   });
   root.append(h("div", { class: "charts" }, ...drawings.map((/** @type {any} */ d) => d.element)));

@@ -36,7 +36,7 @@ function mount(root, context) {
     };
     places.replaceChildren(
       ...part("sweep", [t("list.name"), t("list.trials"), t("ran.task"), t("ran.created")], (e) => [e.planned ? t("list.of", { trials: e.trials, planned: e.planned }) : String(e.trials), e.task ?? "–", e.created ?? "–"]),
-      ...part("claims", [t("list.name"), t("list.decided"), t("list.budget"), t("ran.created")], (e) => [t("list.of", { trials: e.trials, planned: e.planned }), e.task ?? "–", e.created ?? "–"]),
+      ...part("claims", [t("list.name"), t("list.decided"), t("list.budget"), t("ran.created")], (e) => [t("list.of", { trials: e.trials, planned: e.planned }), word(context, e.task) || "–", e.created ?? "–"]),
       ...part("kernels", [t("list.name")], () => []),
       ...part("run", [t("list.name"), t("list.status"), t("ran.task"), t("list.loss"), t("ran.created")], (e) => [[e.status, e.outcome].filter(Boolean).map((name) => word(context, name)).join(", "), e.task ?? "–", e.loss === null ? "–" : `${number(e.loss, 4)} ${word(context, e.unit)}`, e.created ?? "–"]));
     count.textContent = [found.length ? "" : t("list.nothing"), found.length > MOST ? t("list.first", { n: MOST }) : "", view.more ? t("list.more", { n: view.more }) : "", view.unnamed ? t("list.unnamed", { n: view.unnamed }) : ""].filter(Boolean).join(" ");

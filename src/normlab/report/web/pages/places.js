@@ -93,7 +93,7 @@ function mount(root, { t, data: { depth } }) {
     return all;
   };
   /**
-   * Dragging a norm: to the left of the stream it stands before or behind the sub-layer, on the stream behind the sum.
+   * Dragging a norm: to the left of the stream it stands before or after the sub-layer, on the stream after the sum.
    * @param {SVGGElement} group
    * @param {string} place
    */
