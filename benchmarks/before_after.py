@@ -5,13 +5,16 @@ is timed, so that drift of the machine hits both. Given is the median over round
 faster, with the interval that holds the median of such rounds in 95 of 100 (order statistics). A second process of the first build
 may take part as a control: what two processes with the same code differ by is noise, whatever its cause.
 
-    pip install --no-deps --target /tmp/before OLD_SOURCES;  pip install --no-deps --target /tmp/after .
-    python benchmarks/before_after.py /tmp/before /tmp/after --control --json out.json
+    pip install --no-deps --target before OLD_SOURCES;  pip install --no-deps --target after .
+    python benchmarks/before_after.py before after --control --json out.json
+
+The Python that runs it must hold no editable normlab, which would be found first.
 """
 
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -51,19 +54,16 @@ def work():
     def prepare(number):
         norm, dtype, shape = cases()[number]
         kind, dim = getattr(torch, dtype), shape[-1]
-        inner = normlab.LayerNorm(dim, dtype=kind) if norm == "ResidualNorm" else None
-        layer = (
-            normlab.ResidualNorm(inner) if inner is not None
-            else normlab.GroupNorm(8, dim, channel_dim=-1, dtype=kind) if norm == "GroupNorm"
-            else getattr(normlab, norm)(dim, **({"channel_dim": -1} if norm in ("BatchNorm", "InstanceNorm") else {}), dtype=kind)
-        )  # fmt: skip
+        sizes = (8, dim) if norm == "GroupNorm" else (dim,)
+        last = {"channel_dim": -1} if norm in ("BatchNorm", "GroupNorm", "InstanceNorm") else {}
+        layer = getattr(normlab, norm)(*sizes, **last, dtype=kind)
         x = torch.randn(shape).to(kind).requires_grad_()
         branch = torch.randn(shape).to(kind).requires_grad_()
         grad = torch.randn(shape).to(kind)
         parameters = list(layer.parameters())
 
         def step():
-            y = layer(x, branch)[0] if norm == "ResidualNorm" else layer(x)
+            y = layer(x, branch) if norm == "ResidualNorm" else layer(x)
             y.backward(grad)
             for p in (x, branch, *parameters):
                 p.grad = None
@@ -91,8 +91,8 @@ def work():
 
 
 class Build:
-    def __init__(self, folder):
-        environment = {**__import__("os").environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    def __init__(self, folder, threads):
+        environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen([sys.executable, __file__, "--work"], env=environment, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
         found = self.process.stdout.readline().strip()
@@ -122,7 +122,7 @@ def import_times(folder, rounds):
     program = (
         "import torch, time; b = time.perf_counter(); import normlab; normlab.LayerNorm; print(time.perf_counter() - b)"
     )
-    environment = {**__import__("os").environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
     for _ in range(rounds):
         yield float(
             subprocess.run(
@@ -131,18 +131,30 @@ def import_times(folder, rounds):
         )
 
 
+def machine():
+    found = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return found[0] if found else "unknown"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("before", type=Path, help="a folder to put on the path, with a built normlab in it")
     parser.add_argument("after", type=Path)
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--control", action="store_true", help="a second process of the first build takes part")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of each (1: idle threads of one would spin beside the other)"
+    )
     parser.add_argument("--only", default="", help="cases that contain this")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    builds = {"before": Build(args.before), "after": Build(args.after)}
+    builds = {"before": Build(args.before, args.threads), "after": Build(args.after, args.threads)}
     if args.control:
-        builds["control"] = Build(args.before)
+        builds["control"] = Build(args.before, args.threads)
     chosen = [i for i, case in enumerate(cases()) if args.only in str(case)]
     counts = {i: min(b.time(i, 0)[0] for b in builds.values()) for i in chosen}  # the same for all
     times = {i: {name: [] for name in builds} for i in chosen}
@@ -180,7 +192,17 @@ def main():
         print(f"import, {name}: median {statistics.median(seconds) * 1e3:.1f} ms, fastest {seconds[0] * 1e3:.1f} ms")
     if args.json:
         args.json.write_text(
-            json.dumps({"rounds": args.rounds, "rows": rows, "import_seconds": imports}, indent=1) + "\n"
+            json.dumps(
+                {
+                    "machine": machine(),
+                    "rounds": args.rounds,
+                    "threads": args.threads,
+                    "rows": rows,
+                    "import_seconds": imports,
+                },
+                indent=1,
+            )
+            + "\n"
         )
 
 

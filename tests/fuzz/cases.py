@@ -371,8 +371,8 @@ def _possible(plan: Plan, name: str, twist: Twist, role: str) -> bool:
     if "imaginary part of a conjugate" in own and role in plan.written:
         return False  # torch's copy_ into one fails on an assertion of its own
     negative = any(n == "negative bit" and owner in plan.written for n, owner in [*plan.twists, (name, role)])
-    if negative and "under a dispatch mode" in together:
-        return False  # the same assertion
+    if negative and together & {"under a dispatch mode", "subclass"}:
+        return False  # the same assertion, wherever a registered op writes to it
     if name in ("without gradients", "inference mode"):
         return not groups & {"saved", "later"}
     if twist.group in ("saved", "later") or name in ("second derivative", "backward twice"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import platform
 from typing import Any
 
@@ -26,15 +27,17 @@ def parts_of(layer: normlab.ResidualNorm) -> nn.Module:
     return alone.to(next(layer.parameters()).dtype)
 
 
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
 DEEP = 64**0.25  # DeepNorm's alpha for 32 encoder layers; not exact in any of the dtypes
 
 
 def scaled_sum(alpha: float, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-    """alpha * x + branch as the kernels round it: once, except on an x86 without fused multiply-add. torch.add is of no use
-    for bfloat16: it rounds alpha itself to it."""
+    """alpha * x + branch as the kernels round it: once, except on an x86 without fused multiply-add and in the build of `make asan`, which
+    is hardly optimized and fuses nothing. torch.add is of no use for bfloat16: it rounds alpha itself to it."""
     if x.dtype == torch.bfloat16:
         return (alpha * x.float() + branch.float()).to(x.dtype)
-    twice = cpu.native is not None and cpu.native.isa() == "baseline" and platform.machine() in ("x86_64", "AMD64")
+    plain = cpu.native is not None and (cpu.native.isa() == "baseline" or SANITIZED)
+    twice = plain and platform.machine() in ("x86_64", "AMD64")
     return alpha * x + branch if twice else torch.add(branch, x, alpha=alpha)
 
 
