@@ -88,6 +88,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--sides", default="", help="only sides that contain one of these words, separated by commas")
+    parser.add_argument("--dim", type=int, help="another width than 256")
+    parser.add_argument("--length", type=int, help="another number of tokens than 128")
     parser.add_argument("--small", action="store_true", help="2 layers of width 64, 8 x 32 tokens")
     parser.add_argument(
         "--processor-time", action="store_true", help="of one thread, the watch's own clock too: for a busy machine"
@@ -121,7 +123,8 @@ def main():
         print("wandb is not installed: left out", file=sys.stderr)
     words = ("unwatched", *args.sides.split(",")) if args.sides else ("",)
     attach = {name: make for name, make in attach.items() if any(word in name for word in words)}
-    sizes = SMALL if args.small else SIZES
+    sizes = dict(SMALL if args.small else SIZES)
+    sizes |= {k: v for k, v in (("dim", args.dim), ("max_length", args.length)) if v is not None}
     sides = {name: Side(sizes, make) for name, make in attach.items()}
     times = {name: [] for name in sides}
     for side in sides.values():

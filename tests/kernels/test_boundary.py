@@ -413,6 +413,19 @@ def test_registered_ops_take_no_statistics_of_fewer_bits(name):
         torch.autograd.grad(y, x, up)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("again", [False, True], ids=["gradient of another class", "second derivative"])
+def test_formulas_take_no_given_statistics_of_fewer_bits(dtype, again):
+    """Found by the fuzz: frozen statistics are a saved tensor, and what the kernels do not compute the formula does."""
+    layer = normlab.BatchNorm(WIDTH, channel_dim=-1, frozen=True)
+    layer.running_mean.normal_()
+    x, up = torch.randn(6, 5, WIDTH, requires_grad=True), torch.randn(6, 5, WIDTH)
+    with saved_tensors_hooks(lambda t: t, lambda t: t.to(dtype) if t.dtype == torch.float64 and t.numel() > 1 else t):
+        y = layer(x)
+    with pytest.raises(RuntimeError, match="changed between forward and backward"):
+        torch.autograd.grad(y, layer.weight, up if again else up.as_subclass(Named), create_graph=again)
+
+
 def test_a_second_derivative_takes_no_parameter_of_another_size():
     x, weight = torch.randn(4, WIDTH, requires_grad=True), torch.randn(WIDTH, requires_grad=True)
     with saved_tensors_hooks(lambda t: t, lambda t: t.flatten()[:1] if t.shape == (WIDTH,) else t):

@@ -250,6 +250,8 @@ def column_statistics(x: Tensor, facts: ColumnFacts) -> Tensor:
 def split_statistics(statistics: Tensor, x: Tensor, facts: ColumnFacts) -> tuple[Tensor, Tensor, Tensor]:
     """Views of mean (sets, groups), mean square (sets, groups) and count (sets)."""
     sets, groups = facts.sets(x), facts.groups
+    if statistics.dtype is not torch.float64:  # of another size torch refuses it
+        raise changed(f"the tensor of statistics is {statistics.dtype}")
     mean, square, count = statistics.split([sets * groups, sets * groups, sets])
     return mean.view(sets, groups), square.view(sets, groups), count
 
