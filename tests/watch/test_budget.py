@@ -35,17 +35,20 @@ def ride(
     has_lean=True,
     opening=True,
     warm=1.0,
-    slices=(),
+    slices=None,
 ):
     """[(step, how, overhead so far)] of a run whose steps take 1; prices are in steps. ``once``: more for the first recording,
-    ``warm``: how long the first step takes, ``slices``: steps in which somebody else gets the processor while the watch measures."""
-    clock = Clock()
+    ``warm``: how long the first step takes, ``slices``: steps in which somebody else gets the processor while the watch measures,
+    and for how long."""
+    clock, slices = Clock(), slices or {}
     budget, cadence, told = Budget(limit, opening=opening, clock=clock), Cadence(every), []
     for step in range(1, steps + 1):
         how = budget.choose(has_lean) if cadence.due(step, 0.0) else None
         clock.now += warm if step == 1 else 1.0
         with budget:
-            clock.now += {None: idle, LEAN: lean, WHOLE: whole}[how] + (once if step == 1 else 0.0) + (step in slices)
+            clock.now += (
+                {None: idle, LEAN: lean, WHOLE: whole}[how] + (once if step == 1 else 0.0) + slices.get(step, 0.0)
+            )
         budget.step_ended(how)
         told.append((step, how, budget.overhead()))
     return told, budget
@@ -115,10 +118,17 @@ def test_what_happens_once_is_not_the_price_of_the_next():
 @pytest.mark.parametrize("slices", [(13,), (16, 47), (30, 62)])
 def test_a_busy_machine_does_not_make_recordings_look_dear(slices):
     """A scheduler's slice as long as a step, in an idle step or in a recorded one, is spent and no price."""
-    told, budget = ride(120, whole=0.9, lean=0.4, idle=0.012, slices=slices)
+    told, budget = ride(120, whole=0.9, lean=0.4, idle=0.012, slices=dict.fromkeys(slices, 1.0))
     assert len(steps_of(told, WHOLE)) >= ENOUGH and budget.advice() is None
     assert told[-1][2] == pytest.approx((0.9 * budget.whole + 0.012 * budget.idle_steps + len(slices)) / (120 + 0.9 * budget.whole
                                         + 0.012 * budget.idle_steps + len(slices)))  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.03])
+def test_idle_steps_that_were_dearer_than_their_median_count_as_they_were(limit):
+    """One in ten takes a tenth of a slice: more than the median tells, and still within the limit over a thousand steps."""
+    told, _ = ride(1000, limit=limit, whole=0.3, lean=0.1, idle=0.002, slices={s: 0.03 for s in range(15, 1000, 10)})
+    assert len(steps_of(told)) >= ENOUGH and told[-1][2] <= limit + 0.3 / 1000 + 0.0005
 
 
 def test_the_trace_of_idle_steps_is_part_of_the_account():

@@ -1,8 +1,8 @@
 """How many recordings the time allows: an opening credit, so that a short run says something, then ``max_overhead``.
 
 Times are seconds of ``clock``; a "step" as a unit of price is the mean time of a step without what the watch spent in it. What a
-recording and an idle step will cost is the median of the last ones: on a busy machine a scheduler's slice falls into one of them now
-and then. What has been spent is counted as it was.
+recording will cost is the median of the last ones, an idle step the mean of the last without the dearest: on a busy machine a scheduler's
+slice falls into one of them now and then. What has been spent is counted as it was.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 ENOUGH = 13  # recordings: the diagnosis draws a window from 12 readings, and what compares with the recording before has one less
@@ -22,7 +22,8 @@ SOON = 120  # steps within which ENOUGH recordings are aimed at
 LEAN_GUESS = 0.4  # price of a lean recording over a whole one, until one has been made
 FIRST = 0.5  # what a second recording is expected to cost, over the first
 WHOLE, LEAN = "whole", "lean"
-LATEST = 5, 50  # recordings and idle steps that a price is the median of
+LATEST = 5, 50  # recordings that a price is the median of, idle steps that it is the mean of ...
+SLICES = 2  # ... without so many of the dearest
 
 
 class Budget:
@@ -153,7 +154,8 @@ class Budget:
     def _idle_price(self) -> float:
         """Of a step that is not recorded. Where none has been for long, no more than a recorded one."""
         if self.idle_steps:
-            return median(self._latest[None])
+            latest = sorted(self._latest[None])
+            return fmean(latest[: max(1, len(latest) - SLICES)])  # a median would not see that one in ten is dear
         return min(self.prices.values(), default=0.0) if self.steps > OPENING / 4 else 0.0
 
     def _earned(self) -> float:
@@ -167,7 +169,12 @@ class Budget:
         if not self.opening or self.max_overhead is None:
             return 0.0
         unit, idle = self._unit(), self._idle_price()
-        return max(0.0, min(OPENING * (OPENING_SHARE * unit - idle), LONG * (self.max_overhead * unit - idle)))
+
+        def left(steps: int, share: float) -> float:
+            """Of so many steps: idle ones as they were, and as they are expected to be."""
+            return steps * share * unit - self.idle_spent - max(0, steps - self.steps) * idle
+
+        return max(0.0, min(left(OPENING, OPENING_SHARE), left(LONG, self.max_overhead)))
 
     # ---- the account
 
