@@ -18,6 +18,7 @@ ENOUGH = 13  # recordings: the diagnosis draws a window from 12 readings, and wh
 OPENING = 200  # steps over which the credit may be spent ...
 OPENING_SHARE = 0.10  # ... and its largest share of their time, the trace of idle steps included
 LONG = 1000  # steps after which the whole must be within max_overhead
+RESERVE = 0.1  # of that, not lent: idle steps to come may be dearer than the last ones were
 SOON = 120  # steps within which ENOUGH recordings are aimed at
 LEAN_GUESS = 0.4  # price of a lean recording over a whole one, until one has been made
 FIRST = 0.5  # what a second recording is expected to cost, over the first
@@ -174,7 +175,7 @@ class Budget:
             """Of so many steps: idle ones as they were, and as they are expected to be."""
             return steps * share * unit - self.idle_spent - max(0, steps - self.steps) * idle
 
-        return max(0.0, min(left(OPENING, OPENING_SHARE), left(LONG, self.max_overhead)))
+        return max(0.0, min(left(OPENING, OPENING_SHARE), left(LONG, (1 - RESERVE) * self.max_overhead)))
 
     # ---- the account
 
