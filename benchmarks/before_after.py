@@ -35,6 +35,7 @@ NORMS = (
     "ResidualNorm",
 )
 DTYPES = ("float32", "bfloat16")
+MACHINE = "import json; from normlab import machine; print(json.dumps(machine.description()))"
 SLICE = 8e-3  # seconds of calls in one turn
 # Freed memory stays with the process: else 0 to 1,200 page faults per call, by the luck of its heap, decide at the larger shape.
 KEPT = {"MALLOC_MMAP_THRESHOLD_": "268435456", "MALLOC_TRIM_THRESHOLD_": "4294967296", "MALLOC_TOP_PAD_": "67108864"}
@@ -92,15 +93,14 @@ def work():
         print(count, (time.perf_counter() - started) / count, flush=True)
 
 
+def found_first(folder, **more):
+    """An environment in which this build of normlab is the one that is imported."""
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", **more}
+
+
 class Build:
     def __init__(self, folder, threads):
-        environment = {
-            **os.environ,
-            **KEPT,
-            "PYTHONPATH": str(folder),
-            "PYTHONSAFEPATH": "1",
-            "OMP_NUM_THREADS": str(threads),
-        }
+        environment = found_first(folder, **KEPT, OMP_NUM_THREADS=str(threads))
         self.process = subprocess.Popen([sys.executable, __file__, "--work"], env=environment, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
         found = self.process.stdout.readline().strip()
@@ -125,27 +125,18 @@ def interval(ratios):
     return ratios[max(0, n // 2 - away)], ratios[min(n - 1, n // 2 + away)]
 
 
+def printed(folder, program):
+    """What a program prints that finds this build."""
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=found_first(folder), capture_output=True, text=True, check=True).stdout.strip()
+
+
 def import_times(folder, rounds):
     """Seconds of ``import normlab; normlab.LayerNorm`` once torch is there."""
     program = (
         "import torch, time; b = time.perf_counter(); import normlab; normlab.LayerNorm; print(time.perf_counter() - b)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
-    for _ in range(rounds):
-        yield float(
-            subprocess.run(
-                [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-            ).stdout
-        )
-
-
-def machine():
-    found = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return found[0] if found else "unknown"
+    return [float(printed(folder, program)) for _ in range(rounds)]
 
 
 def main():
@@ -202,7 +193,7 @@ def main():
         args.json.write_text(
             json.dumps(
                 {
-                    "machine": machine(),
+                    "machine": json.loads(printed(args.after, MACHINE)),
                     "rounds": args.rounds,
                     "threads": args.threads,
                     "rows": rows,

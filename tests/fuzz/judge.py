@@ -478,7 +478,7 @@ def _off(plan: Plan, name: str, got: Tensor, want: Tensor, moved: Tensor, terms:
 
 def _as_summed(plan: Plan, truth: dict[str, Tensor]) -> dict[str, Tensor]:
     """For the oracle: x moved so that its sum with the branch is what the op makes of it, rounded to x's dtype. A sum whose values differ
-    by less than that is a constant there, and its gradient a thousand times that of the exact sum.
+    by less than that is a constant there, and its gradient hundreds of times that of the exact sum.
     """
     o = plan.options
     if plan.op != "residual" or not o["alpha"] or (o["dropout"] and plan.training):

@@ -131,6 +131,12 @@ def test_idle_steps_that_were_dearer_than_their_median_count_as_they_were(limit)
     assert len(steps_of(told)) >= ENOUGH and told[-1][2] <= limit + 0.3 / 1000 + 0.0005
 
 
+def test_idle_steps_may_become_dearer_once_the_credit_is_spent():
+    """By a tenth of what a thousand steps allow: that much is not lent."""
+    told, _ = ride(1000, 2, limit=0.01, whole=0.3, lean=0.1, idle=0.002, slices={s: 0.01 for s in range(205, 1000, 10)})
+    assert len(steps_of(told)) >= ENOUGH and told[-1][2] <= 0.01
+
+
 def test_the_trace_of_idle_steps_is_part_of_the_account():
     """At 2.9 % of 3 % nothing is left for recordings, and the advice says what takes it."""
     told, budget = ride(200, idle=0.029)

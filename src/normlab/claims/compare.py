@@ -102,7 +102,7 @@ def summary(rows: list[Row], lang: str) -> list[str]:
 
 def described(run: ClaimsRun, which: str, lang: str) -> str:
     machine = run.machine.get("cpu", "?") if isinstance(run.machine, dict) else "?"
-    return _said("run", lang, which=_said(which, lang), seed=run.first_seed, budget=words.pick(words.BUDGET[run.budget], lang),
+    return _said("run", lang, which=_said(which, lang), seed=run.first_seed, budget=words.named_budget(run.budget, lang),
                  machine=machine, created=(run.created or "?")[:10])  # fmt: skip
 
 

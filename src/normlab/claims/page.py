@@ -38,7 +38,7 @@ def tables(run: ClaimsRun, lang: str) -> str:
     known = [(claim, by_id[claim.id]) for claim in CLAIMS.values() if claim.id in by_id]
     machine = run.machine if isinstance(run.machine, dict) else {}
     lines = [
-        _said("run", lang, budget=words.pick(words.BUDGET[run.budget], lang), machine=machine.get("cpu", "?"), workers=run.workers,
+        _said("run", lang, budget=words.named_budget(run.budget, lang), machine=machine.get("cpu", "?"), workers=run.workers,
               torch=machine.get("torch", "?"), created=(run.created or "?")[:10], seconds=run.seconds or 0.0),
         words.summary_line(run.results, expected_false(run.results), lang), "", _said("head", lang), "|---|---|---|---|",
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def tables(run: ClaimsRun, lang: str) -> str:
 def _paragraph(claim: Claim, result: ClaimResult, lang: str) -> str:
     space = words.pick((" ", ""), lang)
     parts = [_said("paragraph", lang, id=claim.id, source=claim.source, says=words.pick(claim.says, lang).replace("*", "\\*"),
-                   verdict=words.pick(words.VERDICT[result.verdict], lang), budget=words.pick(words.BUDGET[result.budget], lang),
+                   verdict=words.pick(words.VERDICT[result.verdict], lang), budget=words.named_budget(result.budget, lang),
                    how=words.pick(claim.how, lang))]  # fmt: skip
     for number, check in enumerate(result.checks):
         if check.value is not None:

@@ -246,7 +246,7 @@ def _show_one(claim: Claim, result: ClaimResult | None, run: ClaimsRun | None, l
         if result.further_seeds is not None:
             line("open", _said("seeds", lang, n=result.further_seeds))
         cpu = run.machine.get("cpu", "") if isinstance(run.machine, dict) else ""
-        budget = words.pick(words.BUDGET[result.budget], lang)
+        budget = words.named_budget(result.budget, lang)
         line("run", _said("budget", lang, budget=budget, machine=cpu, created=(run.created or "")[:10]))
         flag = {"quick": " --quick", "full": " --full"}.get(result.budget, "")
     line("again", f"normlab claims --only {claim.id}{flag}")
@@ -266,7 +266,7 @@ def _table(rows: list[tuple[Claim, ClaimResult | None]], lang: str, budget: str)
                 "-" if result is None else words.deciding(claim, result, lang),
             ]
         )
-    title = _said("title", lang, budget=words.pick(words.BUDGET[budget], lang))
+    title = _said("title", lang, budget=words.named_budget(budget, lang))
     table(title, ["", _said("claim", lang), _said("verdict", lang), _said("number", lang)], shown)
 
 

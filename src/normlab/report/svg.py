@@ -121,7 +121,7 @@ def _legend(axes: Any, lines: dict[str, Any]) -> None:
     if len(lines) > 1:
         axes.legend(
             list(lines.values()),
-            [f"\u200b{name}" if name.startswith("_") else name for name in lines],
+            list(lines),
             frameon=False,
             fontsize=6.5,
             handlelength=2.4,
