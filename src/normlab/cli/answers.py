@@ -18,7 +18,7 @@ FIGURES = (
     "seconds_to_target",
     "tokens_to_target",
 )  # of the table beside loss and cost
-# What the terminal says and the page does not; the rest are the page's words.
+# What the terminal says; the page has texts of its own.
 WORDS = {
     "title": (
         "{what}, {unit}, at each cell's best rate (95 % intervals over seeds; = not told apart from the best)",
@@ -100,7 +100,7 @@ def _number(value: float | None, form: str, none: str = "-") -> str:
 def show_answer(summary: Summary, lang: str = "en") -> None:
     """Losses, rates and cost as tables, and the verdict's sentences."""
     from ..answer import METRICS
-    from ..report.words import WORDS as NAMES
+    from ..report.words import named as name_in
     from ..runs import Cell
 
     def word(key: str, **values: Any) -> str:
@@ -145,8 +145,7 @@ def show_answer(summary: Summary, lang: str = "en") -> None:
 
     judged = METRICS[summary.metric]
     what, own = judged.title[LANGUAGES.index(lang)], judged.unit and judged.unit[LANGUAGES.index(lang)]
-    named_unit = summary.unit or ""
-    unit = NAMES.get(named_unit, (named_unit, named_unit))[LANGUAGES.index(lang)] if own is None else own
+    unit = name_in(summary.unit or "", lang) if own is None else own
     title = word("title", what=what, unit=unit) if unit else word("title_bare", what=what)
     first = ["", word("cell"), what, word("difference", baseline=summary.baseline)]
     first += [] if summary.best == summary.baseline else [word("behind_best")]

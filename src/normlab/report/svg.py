@@ -16,7 +16,7 @@ from ..errors import RunUnreadable, require
 from ..runs import replace_file
 from .bundle import LANGUAGES, text_table
 from .views import Data, view
-from .words import WORDS
+from .words import named
 
 INK, QUIET = "#30363c", "#8a939b"
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")  # Okabe and Ito
@@ -100,7 +100,7 @@ class Words:
     @property
     def unit(self) -> str:
         unit = self.view["unit"]
-        return self("run.no_unit") if not unit else WORDS.get(unit, (unit, unit))[LANGUAGES.index(self.lang)]
+        return self("run.no_unit") if not unit else named(unit, self.lang)
 
     def look(self, cell: str) -> dict[str, Any]:
         at = self.order[cell]

@@ -6,6 +6,7 @@ The texts of the pages lie in ``web/texts``; findings come from the diagnosis in
 from __future__ import annotations
 
 from ..runs import RULE_NAMES
+from .bundle import LANGUAGES
 
 WORDS: dict[str, tuple[str, str]] = {
     **RULE_NAMES,
@@ -48,3 +49,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "ours, masked": ("ours, masked", "normlab，带掩码"),
     "unfused": ("unfused", "未融合"),
 }
+
+
+def named(name: str, language: str) -> str:
+    """As it is shown in this language."""
+    return dict(zip(LANGUAGES, WORDS.get(name, (name, name)), strict=True))[language]
