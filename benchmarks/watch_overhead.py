@@ -1,9 +1,12 @@
 """What watching costs: a 6-layer decoder of width 256, trained with and without it, steps of all sides interleaved.
 
-Each side is its own model; a round is one step of every side in turn, so that drift of the machine hits all. Given are
-the mean over rounds of (its time - the unwatched time), over the mean unwatched time, with its standard error, and the
-watch's own count of the time spent in its hooks. Beside the presets: the same cadence with no limit, hooks as one writes
-them by hand (mean and deviation of every norm's output, read to the host each step), and W&B's watch (offline).
+Each side is its own model; a round is one step of every side in an order drawn anew, so that drift of the machine and what the
+side before left in the caches hit all. Given is the mean over rounds of (its time - the unwatched time), over the mean unwatched
+time. A scheduler's slice falls on either side now and then, so the mean is also taken without a tenth at either end, of recorded
+and of idle steps by themselves (a plain trimmed mean would throw the recorded ones away), each with its standard error. A second
+unwatched side shows what is noise. Beside it stands the watch's own count of the time spent in its hooks. Other sides: the same
+cadence with no limit, hooks as one writes them by hand (mean and deviation of every norm's output, read to the host each step), and
+W&B's watch (offline).
 
     python benchmarks/watch_overhead.py --json out.json
     python benchmarks/watch_overhead.py --rounds 998 --sides lite,default    # over the 1000 steps that the limit is held over
@@ -12,6 +15,7 @@ them by hand (mean and deviation of every norm's output, read to the host each s
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -84,6 +88,28 @@ def wandb_watch(folder):
     return attach
 
 
+def trimmed(values, share=0.1):
+    """(mean without that share at either end, its standard error by the winsorized deviation)."""
+    values, cut = sorted(values), int(share * len(values))
+    if len(values) - 2 * cut < 3:
+        return statistics.fmean(values), statistics.pstdev(values) / max(1, len(values) - 1) ** 0.5
+    kept = values[cut : len(values) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return statistics.fmean(kept), statistics.stdev(winsorized) / ((1 - 2 * cut / len(values)) * len(values) ** 0.5)
+
+
+def by_stratum(differences, recorded):
+    """(mean, standard error), idle and recorded steps trimmed apart and weighed by how many they are."""
+    mean = variance = 0.0
+    for which in (False, True):
+        values = [d for d, r in zip(differences, recorded, strict=True) if r == which]
+        if values:
+            part, error = trimmed(values)
+            weight = len(values) / len(differences)
+            mean, variance = mean + weight * part, variance + (weight * error) ** 2
+    return mean, variance**0.5
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=120)
@@ -109,6 +135,7 @@ def main():
 
     attach = {
         "unwatched": lambda model, optimizer: None,
+        "unwatched, once more": lambda model, optimizer: None,
         "lite, at most 1 %": watched("lite", preset="lite", max_overhead=0.01),
         "standard (default), at most 3 %": watched("standard"),
         "full, at most 3 %": watched("full", preset="full"),
@@ -127,29 +154,32 @@ def main():
     sizes |= {k: v for k, v in (("dim", args.dim), ("max_length", args.length)) if v is not None}
     sides = {name: Side(sizes, make) for name, make in attach.items()}
     times = {name: [] for name in sides}
+    recorded = {name: [] for name in sides}  # was that step?
     for side in sides.values():
         side.steps(2)
+    order, draw = list(sides), random.Random(0)
     for round_ in range(args.rounds):
-        for name, side in sides.items():
-            times[name].append(side.steps(1))
+        draw.shuffle(order)
+        for name in order:
+            before = getattr(sides[name].watch, "recorded", 0)
+            times[name].append(sides[name].steps(1))
+            recorded[name].append(getattr(sides[name].watch, "recorded", 0) > before)
         if (round_ + 1) % 20 == 0:
             print(f"... {round_ + 1} of {args.rounds} rounds", file=sys.stderr, flush=True)
     base = times["unwatched"]
     unit = statistics.fmean(base)
     rows = []
     for name, own in times.items():
-        # A scheduler's slice now and then hits either side: the middle 90 % of the differences, recorded steps kept apart.
         watch = sides[name].watch
-        difference = sorted((a - b) / unit for a, b in zip(own, base, strict=True))
-        cut = len(difference) // 20
-        kept = difference[cut : len(difference) - cut] if cut else difference
-        recorded = getattr(watch, "recorded", None)
-        rows.append({"side": name, "overhead": statistics.fmean(difference), "trimmed": statistics.fmean(kept),
-                     "standard_error": statistics.stdev(difference) / len(difference) ** 0.5, "recorded": recorded,
-                     "own_count": watch.overhead() if recorded is not None else None, "steps": 2 + args.rounds})  # fmt: skip
+        difference = [(a - b) / unit for a, b in zip(own, base, strict=True)]
+        mean, error = by_stratum(difference, recorded[name])
+        count = getattr(watch, "recorded", None)
+        rows.append({"side": name, "overhead": mean, "standard_error": error, "plain_mean": statistics.fmean(difference),
+                     "plain_standard_error": statistics.stdev(difference) / len(difference) ** 0.5, "recorded": count,
+                     "own_count": watch.overhead() if count is not None else None, "steps": 2 + args.rounds})  # fmt: skip
         r = rows[-1]
-        print(f"{name:42s} {r['overhead']:+7.2%} +- {r['standard_error']:.2%} (middle 90 % {r['trimmed']:+.2%})"
-              + ("" if recorded is None else f", recorded {recorded} steps, its own count {r['own_count']:.2%}"))  # fmt: skip
+        print(f"{name:42s} {mean:+7.2%} +- {error:.2%} (plain mean {r['plain_mean']:+.2%} +- {r['plain_standard_error']:.2%})"
+              + ("" if count is None else f", recorded {count} steps, its own count {r['own_count']:.2%}"))  # fmt: skip
     if args.json:
         args.json.write_text(
             json.dumps(

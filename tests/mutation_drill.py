@@ -168,7 +168,7 @@ MUTATIONS = [
     Mutation("watch: the dropout of an open sum is left out", SEEN, "return residual.dropout > 0 and residual.training", "return False", "fused_stack", FOR_LAYOUTS),
     Mutation("watch: what is added to scores is left out", SEEN, "        if frame.bias is not None:\n", "        if False:\n", "added_to_them", FOR_LAYOUTS),
     Mutation("watch: masks lie batch-first", SEEN, "            self._told_last = self._told[site] = next(iter(ways))\n            return next(iter(ways.values())), None\n        if ways:\n            return self._one_of(ways, ", "            pass\n        if ways:\n            return self._one_of({True: mask}, ", "either_layout or embedding_is_given", FOR_LAYOUTS),
-    Mutation("budget: no end to the credit", SEEN, "left(LONG, (1 - RESERVE) * self.max_overhead)", "left(OPENING, 1.0)", "thousand", FOR_BUDGET),
+    Mutation("budget: no end to the credit", SEEN, "left(LONG, self._share)", "left(OPENING, 1.0)", "thousand", FOR_BUDGET),
     Mutation("budget: no lean recordings", SEEN, "            return LEAN\n", "            return None\n", "lean", FOR_BUDGET),
     Mutation("reference: detached statistics flow", KERNEL, "source = c.detach() if detach_statistics else c", "source = c", "autograd", "tests/norms/test_detached.py"),
     Mutation("placement: a detached norm is fused", PLACE, "norm.detach_statistics or has_hooks", "has_hooks", "never_fuse", "tests/norms/test_detached.py"),

@@ -18,7 +18,7 @@ ENOUGH = 13  # recordings: the diagnosis draws a window from 12 readings, and wh
 OPENING = 200  # steps over which the credit may be spent ...
 OPENING_SHARE = 0.10  # ... and its largest share of their time, the trace of idle steps included
 LONG = 1000  # steps after which the whole must be within max_overhead
-RESERVE = 0.1  # of that, not lent: idle steps to come may be dearer than the last ones were
+RESERVE = 0.1  # of the limit, never planned: so much more than its hooks count does a recording cost (torch calling them, cold caches)
 SOON = 120  # steps within which ENOUGH recordings are aimed at
 LEAN_GUESS = 0.4  # price of a lean recording over a whole one, until one has been made
 FIRST = 0.5  # what a second recording is expected to cost, over the first
@@ -41,6 +41,7 @@ class Budget:
                 f"max_overhead is a share of the time and must lie in (0, 1], or be None, got {max_overhead!r}"
             )
         self.max_overhead = max_overhead
+        self._share = (1 - RESERVE) * (max_overhead or 0.0)  # what its own count is held to
         self.clock = clock or time.perf_counter
         self.opening = opening
         self.spent = 0.0
@@ -161,9 +162,8 @@ class Budget:
 
     def _earned(self) -> float:
         """What the limit leaves for recordings by the end of the next step."""
-        assert self.max_overhead is not None
         elapsed = self.elapsed
-        return self.max_overhead * (elapsed + elapsed / max(1, self.steps)) - self.idle_spent
+        return self._share * (elapsed + elapsed / max(1, self.steps)) - self.idle_spent
 
     def _credit(self) -> float:
         """For recordings: within OPENING_SHARE of the opening, and within max_overhead once LONG steps are over."""
@@ -175,7 +175,7 @@ class Budget:
             """Of so many steps: idle ones as they were, and as they are expected to be."""
             return steps * share * unit - self.idle_spent - max(0, steps - self.steps) * idle
 
-        return max(0.0, min(left(OPENING, OPENING_SHARE), left(LONG, (1 - RESERVE) * self.max_overhead)))
+        return max(0.0, min(left(OPENING, OPENING_SHARE), left(LONG, self._share)))
 
     # ---- the account
 
