@@ -1,14 +1,15 @@
-"""Real run folders, damaged at random, and every verb that reads them. What must never happen is a finding.
+"""Real run folders, damaged at random, and every verb that reads them, the server's data among them. What must never happen is a finding.
 
     python tests/damage.py --calls 5000 --seed 1        prints calls, seconds and findings
 
-A finding is a traceback, a call that does not return in time, an exit without a word, invalid JSON on standard output, or a character
-that a terminal obeys.
+A finding is a traceback, a call that does not return in time, an exit without a word, invalid JSON on standard output, a character
+that a terminal obeys, or an answer of the server that says no more than that it could not be made.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import io
 import json
@@ -24,8 +25,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from normlab import cli
+from normlab import claims, cli
 from normlab.lab import Experiment, Message, Stopped, Sweep, plan, sweep, train
 from normlab.lab.pool import Pool
 from normlab.lab.train import attempt
@@ -47,6 +49,7 @@ VALUES: tuple[Any, ...] = (
 
 
 UNREAD = ("report.html", "lock", "trials.csv", "cells.csv", "model.safetensors")
+BENCHMARK = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "2026-11-16.json"
 
 
 def make_folder(root: Path) -> Path:
@@ -66,6 +69,9 @@ def make_folder(root: Path) -> Path:
     with contextlib.suppress(Stopped):
         train(TINY.changed(seed=7, steps=20), root / "cut", on_step=_stop_at_9)
     (root / "experiment.toml").write_text(TINY.changed(seed=7, steps=20).to_toml())
+    shutil.copytree(Path(claims.__file__).parent / "shipped" / "default", root / "claims")
+    (root / "bench").mkdir()
+    shutil.copy(BENCHMARK, root / "bench" / "bench.json")
     return root
 
 
@@ -167,13 +173,16 @@ def damage(root: Path, draw: random.Random) -> tuple[list[str], Path]:
     """One to three damages of files in one folder: which, and the folder."""
     trials = sorted((root / "sweep" / TRIALS).iterdir())
     victim = draw.choice(
-        [root / "sweep", root / "sweep", draw.choice(trials), draw.choice(trials), root / "failed", root / "cut"]
-    )
+        [
+            root / "sweep", root / "sweep", draw.choice(trials), draw.choice(trials), root / "failed", root / "cut",
+            root / "claims", root / "bench",
+        ]
+    )  # fmt: skip
     found = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         files = sorted(
             p
-            for p in victim.iterdir()
+            for p in (*victim.iterdir(), *(victim / "measured").glob("*"))
             if p.is_file() and not p.is_symlink() and p.name not in UNREAD and p.stat().st_size < 10**8
         )
         if not files:
@@ -198,9 +207,21 @@ def verbs(root: Path, victim: Path, draw: random.Random) -> list[list[str]]:
     """One call of every verb that reads the damaged files."""
     maybe_json: list[str] = draw.choice(([], ["--json"]))
     sweep, at = str(root / "sweep"), str(victim)
-    found = [["runs", "list", str(root), *maybe_json]]
+    found = [["runs", "list", str(root), *maybe_json], [GET, "/data/list"]]
+    if victim.name == "bench":
+        at = str(victim / "bench.json")
+        return [*found, ["report", at, *maybe_json], [GET, "/data/kernels?at=bench/bench.json"]]
+    if victim.name == "claims":
+        shipped = str(Path(claims.__file__).parent / "shipped" / "default")
+        return [*found, ["report", at, *maybe_json], ["claims", "compare", at, shipped, *maybe_json], ["claims", "compare", shipped, at],
+                [GET, "/data/claims?at=claims"]]  # fmt: skip
+    if victim.name == "sweep":
+        found.append([GET, "/data/sweep?at=sweep"])
+    else:
+        found.append([GET, f"/data/run?at={quote(str(victim.relative_to(root)))}"])
     if TRIALS in victim.parts or victim.name == "sweep":
         found += [["compare", "--resume", sweep, "--dry-run"], ["report", sweep, *maybe_json],
+                  ["answer", sweep, *maybe_json, *draw.choice(([], ["--lang", "zh"], ["--metric", "accuracy"]))],
                   ["compare", "--resume", sweep, *draw.choice(([], ["--json"], ["--no-report"]))]]  # fmt: skip
     if victim.name != "sweep":
         found += [["runs", "show", at, *maybe_json], ["diagnose", at, *maybe_json], ["report", at, *maybe_json],
@@ -208,6 +229,43 @@ def verbs(root: Path, victim: Path, draw: random.Random) -> list[list[str]]:
     if victim.name == "cut":
         found.append(["train", str(root / "experiment.toml"), "--out", at])
     return found
+
+
+GET = "GET"  # an address of the server in the place of a verb
+
+
+def ask(root: Path, address: str) -> tuple[int, str, str]:
+    """An answer of the server as a verb's: (code, standard output, standard error). No socket: what is read and made is tried here."""
+    from normlab.claims.html import view
+    from normlab.report.serve import App, work
+    from normlab.runs import read_claims
+
+    path, _, query = address.partition("?")
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": GET, "scheme": "http", "path": path,
+             "raw_path": path.encode(), "query_string": query.encode(), "root_path": "", "headers": [(b"host", b"127.0.0.1")],
+             "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1)}  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = App(root, claims=lambda folder: view(read_claims(folder), folder.name))
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(app.asgi(scope, receive, send))  # type: ignore[arg-type]
+    finally:
+        loop.close()
+        for _ in range(work.THREADS):  # they end with the loop that asked, at its next job
+            app._workshop._jobs.put((lambda: None, None, loop))  # type: ignore[arg-type]
+    status = sent[0]["status"]
+    body = b"".join(m.get("body", b"") for m in sent[1:]).decode()
+    if status not in (200, 404, 422):
+        raise AssertionError(f"the server answers {status}: {body[:500]}")
+    json.loads(body, parse_constant=_no_constant)
+    return (0, "", "") if status == 200 else (1, "", json.loads(body)["error"])
 
 
 class Hangs(BaseException):
@@ -226,7 +284,11 @@ def in_process(words: list[str]) -> tuple[int | str | None, str, str]:
     code: int | str | None
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.main(words)
+            if words[0] == GET:
+                code, _, text = ask(Path(words[2]), words[1])
+                err.write(text)
+            else:
+                code = cli.main(words)
     except SystemExit as exit:
         code = exit.code
     except Hangs:
@@ -304,7 +366,10 @@ def hunt(original: Path, scratch: Path, seed: int, calls: int, children: int = 0
         draw.shuffle(todo)
         for words in todo[: calls + children - made]:
             with quick():
-                found = (in_process if made < calls else in_child)(words)
+                if words[0] == GET:
+                    found = in_process([*words, str(root)])
+                else:
+                    found = (in_process if made < calls else in_child)(words)
             made += 1
             if (wrong := fault(words, *found)) is not None:
                 shown = " ".join(words).replace(str(root), "ROOT")

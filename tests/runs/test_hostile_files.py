@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +44,17 @@ def healthy(tmp_path: Path) -> Path:
 
 
 # ---- at random -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["sweep", "failed", "cut", "claims", "bench"])
+def test_every_call_of_the_hunt_reads_what_is_not_damaged(original, tmp_path, victim):
+    """Else a name that the hunt gets wrong would be a refusal, and a refusal is no finding."""
+    root = tmp_path / "root"
+    shutil.copytree(original, root)
+    for words in damage.verbs(root, root / victim, random.Random(0)):
+        with damage.quick():
+            code, _, said = damage.in_process([*words, str(root)] if words[0] == damage.GET else words)
+        assert code == 0, (words, code, said)
 
 
 def test_damaged_folders_give_a_result_or_a_line(original, tmp_path):
@@ -102,6 +115,28 @@ def test_a_wrong_line_is_named_with_its_fault(healthy, line, capsys):
         assert cli.main([*verb, str(healthy)]) == 1
         said = capsys.readouterr()
         assert said.out == "" and len(said.err.splitlines()) == 1 and "line 4" in said.err
+
+
+STRUCTURES = {
+    "stacks": "here", "stacks[0]": ["here"], "stacks[0].blocks[0]": [{"blocks": ["here"], "placement": "pre", "final_norms": []}],
+    "stacks[0].final_norms": [{"blocks": [], "placement": "pre", "final_norms": "here"}], "stacks[0].placement": [{"blocks": [], "placement": 1, "final_norms": []}],
+    "stacks[0].blocks[0].branches": [{"blocks": [{"name": "a", "branches": 7}], "placement": "pre", "final_norms": []}],
+    "stacks[0].blocks[0].name": [{"blocks": [{"name": []}], "placement": "pre", "final_norms": []}],
+    "stacks[0].blocks[0].branches[0].stream[0]": [
+        {"blocks": [{"name": "a", "branches": [{"stream": [[]]}]}], "placement": "pre", "final_norms": []}
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", STRUCTURES)
+def test_a_structure_of_another_form_is_named(healthy, place, capsys):
+    """What the watch read off the graph: the diagnosis and the page count on its types."""
+    facts = json.loads((healthy / "run.json").read_text())
+    facts["structure"] = {"placement": "pre", "norms": [], "stacks": STRUCTURES[place]}
+    (healthy / "run.json").write_text(json.dumps(facts))
+    for verb in (["diagnose"], ["report", "--json"], ["runs", "show"]):
+        code, _, err = damage.in_process([*verb, str(healthy)])
+        assert code == 1 and f"structure.{place} must be" in err, (verb, code, err)
 
 
 @pytest.mark.parametrize("levels", [40, 65, 900])
@@ -185,6 +220,19 @@ def test_a_grid_without_an_end_is_refused(tmp_path, capsys):
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     code, out, err = damage.in_process(["compare", "--resume", str(tmp_path)])
     assert (code, out) == (2, "") and "1000000000000 trials" in err
+
+
+@pytest.mark.parametrize("axis", ["lr", "norm"])
+def test_an_axis_that_repeats_its_values_is_refused(original, tmp_path, capsys, axis):
+    """Thousands of times the same rate, of which there are trials: `answer` computed its intervals each time, for half a minute."""
+    root = tmp_path / "sweep"
+    shutil.copytree(original / "sweep", root)
+    facts = json.loads((root / "sweep.json").read_text())
+    facts["axes"][axis] *= 3000
+    (root / "sweep.json").write_text(json.dumps(facts))
+    for verb in (["answer"], ["report"], ["compare", "--resume"]):
+        code, _, err = damage.in_process([*verb, str(root)])
+        assert code in (1, 2) and f"axis '{axis}' names a value twice" in err and len(err) < 1000, (verb, code, err)
 
 
 def test_strict_json_of_a_search_without_a_stable_rate():

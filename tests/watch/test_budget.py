@@ -135,7 +135,7 @@ def test_idle_steps_that_were_dearer_than_their_median_count_as_they_were(limit)
 @pytest.mark.parametrize("limit", [0.01, 0.03])
 def test_what_hooks_cannot_count_fits_into_the_limit(every, limit):
     """A recording costs about a tenth more than is counted of it (docs/en/watch.md, what it costs): a thousand steps stay within the limit."""
-    told, budget = ride(1000, every, limit=limit, whole=0.4, lean=0.1, idle=0.002)
+    told, _ = ride(1000, every, limit=limit, whole=0.4, lean=0.1, idle=0.002)
     assert len(steps_of(told)) >= ENOUGH and told[-1][2] > 0.8 * limit  # what may be spent is
     assert 1.1 * told[-1][2] <= limit + 0.4 / 1000
 

@@ -82,13 +82,17 @@ def joined(parts: Sequence[Sentence], en: str = "; ", zh: str = "；") -> Senten
     return en.join(part[0] for part in parts), zh.join(part[1] for part in parts)
 
 
+def fits(sentence: Sentence) -> bool:
+    return max(len(sentence[0]), 2 * len(sentence[1])) <= LONGEST
+
+
 def packed(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
     """Of one kind each, as few sentences as hold them: one after the other while they fit. Each begins with a word of ours, no cell's name."""
     held: Sentence | None = None
     for en, zh in sentences:
         if held is not None:
             both = f"{held[0]}; {en[:1].lower()}{en[1:]}", f"{held[1]}；{zh}"
-            if max(len(both[0]), 2 * len(both[1])) <= LONGEST:
+            if fits(both):
                 held = both
                 continue
             yield held

@@ -102,8 +102,11 @@ def _because(answer: Summary, able: list[Cell], best: Cell, pairs: Pairs) -> Ite
         )
     if parts:
         en, zh = joined(parts, ", and ", "，")
-        yield (f"{x} is {en}; 95 % intervals, right for all {pairs.count} pairs together",
-               f"{x} {zh}；95 % 置信区间对全部 {pairs.count} 对同时成立")  # fmt: skip
+        if pairs.count == 1:
+            yield f"{x} is {en}; 95 % interval", f"{x} {zh}；95 % 置信区间"
+        else:
+            yield (f"{x} is {en}; 95 % intervals, right for all {pairs.count} pairs together",
+                   f"{x} {zh}；95 % 置信区间对全部 {pairs.count} 对同时成立")  # fmt: skip
     if base not in [c.name for c in able]:
         yield f"{base}, the baseline, has no mean to compare with", f"基线 {base} 没有可比的均值"
 

@@ -10,7 +10,7 @@ from ..runs import OUTCOMES, Difference, Grid, Summary, TrialResult, Verdict, in
 from .chosen import sentences as chosen
 from .inside import why
 from .pairs import Pairs
-from .phrases import NAMED, Sentence, ahead, joined, listed, packed, seeds_of, signed, size_of
+from .phrases import NAMED, Sentence, ahead, fits, joined, listed, packed, seeds_of, signed, size_of
 from .recommendation import recommendation
 from .stages import BROKEN
 
@@ -199,22 +199,29 @@ def _of_axes(answer: Summary, grid: Grid, pairs: Pairs) -> Iterator[Sentence]:
             for value in rows[0]
         }
         arms, whole = Pairs(means, share=pairs.share, lower=pairs.lower), len(grid.combinations())
-        short = (
-            (f" (over {len(used)} of {whole} cells)", f"（{whole} 个组合中的 {len(used)} 个）")
-            if len(used) < whole
-            else ("", "")
-        )
+        opening = (f"{axis} ", f"{axis} ")
+        if len(used) < whole:  # said once for the axis
+            opening = (
+                f"{axis} (over {len(used)} of {whole} cells): ",
+                f"{axis}（{whole} 个组合中的 {len(used)} 个）：",
+            )
         for value in means:
             d = arms.between(value, plain(base[axis]))
             if d is not None and d.decided:
                 sign = 1 if d.mean > 0 else -1
                 (en, zh), word = size_of(d, sign), ("worse", "差") if sign * ahead(answer)[0] < 0 else ("better", "好")
-                parts.append((f"{axis} {value} is {word[0]} than {plain(base[axis])} by {en}{short[0]}",
-                              f"{axis} {value} 比 {plain(base[axis])} {word[1]} {zh}{short[1]}"))  # fmt: skip
-    if parts:
-        en, zh = joined(parts[:NAMED])
-        yield (f"Averaged over the other axes: {en}; 95 % for all values of an axis together",
-               f"对其余各轴取平均：{zh}；95 % 对一个轴的所有值同时成立")  # fmt: skip
+                parts.append((f"{opening[0]}{value} is {word[0]} than {plain(base[axis])} by {en}",
+                              f"{opening[1]}{value} 比 {plain(base[axis])} {word[1]} {zh}"))  # fmt: skip
+                opening = (f"{axis} ", f"{axis} ")
+    for count in range(min(NAMED, len(parts)), 0, -1):  # as many as one sentence holds
+        rest = len(parts) - count
+        more = (f"; {rest} more are decided", f"；另有 {rest} 个也有定论") if rest else ("", "")
+        en, zh = joined(parts[:count])
+        said = (f"Averaged over the other axes: {en}{more[0]}; 95 % for all values of an axis together",
+                f"对其余各轴取平均：{zh}{more[1]}；95 % 对一个轴的所有值同时成立")  # fmt: skip
+        if count == 1 or fits(said):
+            yield said
+            return
 
 
 def _rows(axis: str, cells: Mapping[str, Mapping[str, object]]) -> Sequence[Mapping[str, str]]:

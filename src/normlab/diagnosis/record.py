@@ -100,10 +100,9 @@ class Record:
     def has_final_norm(self, stack: Sequence[str]) -> bool | None:
         """Does a norm follow the last of these blocks? As the watch read it off the graph; None: it did not."""
         structure = self.info.get("structure")
-        for found in structure.get("stacks") or () if isinstance(structure, Mapping) else ():
-            blocks = [b.get("name") for b in found.get("blocks") or () if isinstance(b, Mapping)]
-            if stack[-1] in blocks and found.get("placement") != "unknown":
-                return bool(found.get("final_norms"))
+        for found in structure.get("stacks", ()) if isinstance(structure, Mapping) else ():
+            if found["placement"] != "unknown" and stack[-1] in [block["name"] for block in found["blocks"]]:
+                return bool(found["final_norms"])
         return None
 
     @cached_property

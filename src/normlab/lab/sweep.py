@@ -34,6 +34,7 @@ from ..runs import (
     Result,
     Run,
     cell_name,
+    check_distinct,
     finished_result,
     holds_sweep,
     outer,
@@ -88,8 +89,7 @@ class Sweep:
         for name, values in self.axes.items():
             if isinstance(values, (str, bytes)) or not values:
                 raise ValueError(f"axis {name!r} needs a list of at least one value, got {values!r}")
-            if len({json.dumps(v) for v in values}) != len(values):
-                raise ValueError(f"axis {name!r} names a value twice: {list(values)!r}")
+            check_distinct(name, values)
             if name == "task" and len(values) > 1:
                 raise ValueError(
                     "losses of several tasks have several units and cannot be ranked; run one sweep per task"

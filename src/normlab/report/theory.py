@@ -70,18 +70,16 @@ def bands(structure: Data, quantities: Sequence[Data]) -> list[Data]:
 
 def _kept(structure: Data, sites: Sequence[str]) -> list[float] | None:
     """What each block's norms leave of a gradient on the identity path; None unless a norm that keeps a size stands after every sum."""
-    kinds = {str(norm.get("name")): norm.get("kind") for norm in _records(structure.get("norms"))}
+    kinds = {norm["name"]: norm.get("kind") for norm in structure.get("norms", ())}
     blocks = {
-        str(block.get("name")): _records(block.get("branches"))
-        for stack in _records(structure.get("stacks"))
-        for block in _records(stack.get("blocks"))
+        block["name"]: block.get("branches", ()) for stack in structure.get("stacks", ()) for block in stack["blocks"]
     }
     kept = []
     for site in sites:
         product = 1.0
         for branch in blocks.get(site, []):
-            norms, factor = branch.get("stream"), branch.get("stream_factor", 1.0)
-            if not isinstance(norms, list) or len(norms) != 1 or kinds.get(str(norms[0])) not in KEEPERS:
+            norms, factor = branch.get("stream", ()), branch.get("stream_factor", 1.0)
+            if len(norms) != 1 or kinds.get(norms[0]) not in KEEPERS:
                 return None
             if type(factor) not in (int, float) or not 0 < factor < 1e6:
                 return None
@@ -90,11 +88,6 @@ def _kept(structure: Data, sites: Sequence[str]) -> list[float] | None:
             return None
         kept.append(product)
     return kept
-
-
-def _records(value: Any) -> list[Data]:
-    """Of a file, which may hold anything there."""
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
 def _one_stack(of: Data) -> bool:

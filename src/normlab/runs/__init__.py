@@ -21,7 +21,7 @@ numbers; all else is :class:`normlab.RunUnreadable` with file, place and fault. 
 
 from __future__ import annotations
 
-from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, plain, same
+from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, check_distinct, outer, plain, same
 from .claims import (
     BUDGETS,
     CLAIMS,
@@ -123,6 +123,7 @@ __all__ = [
     "Verdict",
     "Writer",
     "cell_name",
+    "check_distinct",
     "confined",
     "decode",
     "encode",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 LR, SEED = "lr", "seed"
@@ -15,6 +15,13 @@ Axes = Mapping[str, Any]  # name: value, as JSON holds it
 def outer(names: Iterable[str]) -> list[str]:
     """The axes that name cells."""
     return [name for name in names if name not in WITHIN_CELLS]
+
+
+def check_distinct(name: str, values: Sequence[Any]) -> None:
+    """Raises ValueError where a value stands twice: its trials would count twice."""
+    if len({json.dumps(value) for value in values}) != len(values):
+        shown = json.dumps(list(values))
+        raise ValueError(f"axis {name!r} names a value twice: {shown if len(shown) < 200 else shown[:200] + ' ...'}")
 
 
 def cell_name(axes: Axes) -> str:

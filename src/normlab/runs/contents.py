@@ -38,13 +38,20 @@ def _result(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 LEAK = record({}, {"step": step, "change": spelled, **each("site first_module", maybe(text))})
+_NAMES = list_of(text)
+# Of a model's structure what somebody reads; see surgery.Structure.
+_BLOCK = record({"name": text}, {"branches": list_of(record({}, {"stream": _NAMES}))})
+STRUCTURE = record({}, {
+    "placement": maybe(text), "norms": list_of(record({"name": text}, {"kind": maybe(text)})),
+    "stacks": list_of(record({"blocks": list_of(_BLOCK), "placement": text, "final_norms": _NAMES})),
+})  # fmt: skip
 RUN = record({"status": one_of(*STATUSES)}, {
     **each("created ended", maybe(text)), **each("seconds overhead", figure),
     "sites": maybe(record({}, {"norms": maybe(table_of(text)), "blocks": maybe(list_of(text))})),
     "coverage": maybe(record({}, each("norms fired", maybe(number)))),
     "leaks": lambda value, where: list_of(if_object(LEAK))(value, where) if type(value) is list else if_object(LEAK)(value, where),
     "optimizer": if_object(record({}, {"class": maybe(text), **each("lr weight_decay", figure), "decays_vectors": maybe(flag)})),
-    "weights": if_object(table_of(whole)),
+    "weights": if_object(table_of(whole)), "structure": if_object(STRUCTURE),
     "experiment": if_object(record({}, {"lr": figure})), "result": if_object(_result),
     "task": if_object(record({}, {"name": maybe(text), "unit": maybe(text), "blind": figure})),
 })  # fmt: skip

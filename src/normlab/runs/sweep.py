@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ..errors import RunUnreadable
-from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, outer, same
+from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, check_distinct, outer, same
 from .files import replace_file
 from .records import (
     OUTCOMES,
@@ -57,6 +57,8 @@ def _values_of_axes(value: Any, where: str) -> dict[str, list[Any]]:
     for name, shape in ((LR, number), (SEED, whole)):
         if name in found:
             list_of(shape)(found[name], f"{where}.{name}")
+    for name, values in found.items():
+        check_distinct(name, values)
     trials = math.prod(map(len, found.values()))
     if trials > MOST_TRIALS:
         raise ValueError(f"{where} ask for {trials} trials, more than {MOST_TRIALS}")

@@ -95,16 +95,6 @@ class Structure:
             "attention": [a.to_dict() for a in self.attention],
         }  # fmt: skip
 
-    def for_run(self) -> dict[str, Any]:
-        """The part that a run keeps: placement, ends, blocks by name, facts of the norms by name. For JSON."""
-        return {
-            "placement": self.placement, "reason": self.reason, "final_norms": list(self.final_norms),
-            "embedding_norms": list(self.embedding_norms), "parallel": any(s.parallel for s in self.stacks),
-            "blocks": [{"name": b.name, "use": b.use, "placement": b.placement} for b in self.blocks],
-            "norms": {n.name: {"kind": n.kind, "gain": n.gain, "eps": n.eps} for n in self.norms},
-            "unknown": {u.name: u.reason for u in self.unknown},
-        }  # fmt: skip
-
     def __str__(self) -> str:
         return "\n".join(_drawn(self))
 
