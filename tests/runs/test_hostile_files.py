@@ -178,6 +178,26 @@ def test_no_kind_of_file_keeps_a_reader(healthy, name, kind, capsys):
     assert (code, out) == (1, "") and name in err and len(err.splitlines()) == 1, err
 
 
+def test_the_end_of_a_file_without_lines_is_not_looked_for_for_ever(healthy):
+    """A terabyte of nothing, which takes no room on the disk: the server looked for the last line's end, and so did a run that goes on."""
+    path = healthy / runs.READINGS
+    with open(path, "ab") as file:
+        file.truncate(2**40)
+    for look in (lambda: runs.end_of(healthy), lambda: runs.Writer(healthy, again=True, after=3)):
+        with pytest.raises(RunUnreadable, match=f"its last line is longer than {LINE} bytes"):
+            look()
+    os.truncate(path, LINE - 100)  # as long as a line may be: torn, and cut off
+    assert runs.end_of(healthy).byte == len(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+
+
+def test_a_link_that_leads_to_itself_is_said(healthy, capsys):
+    path = healthy / runs.READINGS
+    path.unlink()
+    path.symlink_to(path.name)
+    code, _, err = damage.in_process(["runs", "show", str(healthy)])
+    assert code == 1 and "cannot be read" in err
+
+
 def test_a_pipe_is_not_written_to(healthy):
     os.mkfifo(healthy / "run.json.partial")  # in the place of the second file
     writer = runs.Writer(healthy, again=True)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..errors import RunUnreadable, need
 from .contents import RUN_FILE, reading
-from .files import lines, opened, replace_file, replacing
+from .files import LINE, lines, opened, replace_file, replacing
 from .shapes import read
 
 SCHEMA, INFO, READINGS = RUN_FILE.schema, RUN_FILE.file, "readings.jsonl"
@@ -116,21 +116,24 @@ def _cut_torn_line(path: Path) -> None:
     """Before appending to a file whose last line is torn: the next line must not continue it."""
     try:
         with opened(path) as (file, end):
-            keep = end_of_lines(file, end)
+            keep = end_of_lines(path, file, end)
     except FileNotFoundError:
         return
     if keep < end:
         os.truncate(path, keep)
 
 
-def end_of_lines(file: IO[bytes], end: int) -> int:
-    """Where the last whole line before ``end`` ends."""
-    while end > 0:
-        start = max(0, end - 65536)
+def end_of_lines(path: Path, file: IO[bytes], end: int) -> int:
+    """Where the last whole line before ``end`` ends. One torn line may follow it, no longer than a line may be."""
+    earliest, at = end - LINE, end
+    while at > 0:
+        start = max(0, at - 65536)
         file.seek(start)
-        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+        if (found := file.read(at - start).rfind(b"\n")) >= 0:
             return start + found + 1
-        end = start
+        at = start
+        if 0 < at < earliest:
+            raise RunUnreadable(f"{path}, its last line is longer than {LINE} bytes")
     return 0
 
 
@@ -207,8 +210,12 @@ class Run:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Every whole line, as written and checked. A torn last line is skipped; a wrong one elsewhere is an error with its number."""
         path = self.folder / READINGS
-        if not os.path.exists(path):
+        try:
+            os.stat(path)
+        except FileNotFoundError:
             return
+        except (OSError, ValueError):
+            pass  # told in words when it is opened
         for number, line in lines(path):
             try:
                 found = reading(line)

@@ -47,9 +47,10 @@ class Grown:
 
 def end_of(folder: Path) -> Place:
     """Behind the last whole line that is there now."""
+    path = folder / READINGS
     try:
-        with opened(folder / READINGS) as (file, size):
-            return Place(os.fstat(file.fileno()).st_ino, end_of_lines(file, size))
+        with opened(path) as (file, size):
+            return Place(os.fstat(file.fileno()).st_ino, end_of_lines(path, file, size))
     except FileNotFoundError:
         return Place()
 
