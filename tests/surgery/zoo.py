@@ -231,8 +231,8 @@ ROWS = [
     Row("nn.TransformerEncoderLayer", plain(lambda: nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, batch_first=True), X), ln(2), 1, "pre", final=0),
     # ---- in the styles of others
     Row("norms as functions", plain(styles.FunctionNorms, TOKENS), {}, 3, "pre", embedding=1, qk=6, functions=14, few=True),
-    Row("lists never called", plain(styles.NeverCalled, TOKENS), rms(7, 0.0), 3, "pre", few=True),
-    Row("lists never called, ScaleNorm", plain(lambda: styles.NeverCalled(norm=lambda d: styles.UnitNorm(d, one=True)), TOKENS), {("scale", "direct", 0.0): 7}, 3, "pre"),
+    Row("lists never called", plain(styles.NeverCalled, TOKENS), rms(7, 1e-12), 3, "pre", few=True),
+    Row("lists never called, ScaleNorm", plain(lambda: styles.NeverCalled(norm=lambda d: styles.UnitNorm(d, one=True)), TOKENS), {("scale", "direct", 1e-12): 7}, 3, "pre"),
     Row("pairs, added by the parent", plain(styles.PairsInBody, torch.randn(1, 5, 12)), ln(7), 3, "pre"),
     Row("DeepNorm by hand", plain(lambda: styles.Stacked([styles.ScaledPostBlock(1.7) for _ in range(3)], final=False), TOKENS), ln(6), 3, "deepnorm", final=0, few=True),
     Row("sub-LN by hand", plain(lambda: styles.Stacked([styles.InnerNormBlock() for _ in range(3)]), TOKENS), ln(13), 3, "sub-ln"),

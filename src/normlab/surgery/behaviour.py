@@ -24,13 +24,17 @@ from torch.nn.utils import parametrize
 from .._torch import own_buffers, own_parameters
 from ..kernels import reference
 
-SCALES = (1e3, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+SCALES = (1e3, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-14)
 TOLERANCE = 3e-5  # relative; modules compute in float32
 PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size)
 
 
 class Unknown(Exception):
-    """The reason why a module is not a norm that we know."""
+    """The reason why a module is not a norm that we know; ``nature``: what can be said of it all the same (sites.NATURES)."""
+
+    def __init__(self, reason: str, nature: str = "unknown") -> None:
+        super().__init__(reason)
+        self.nature = nature
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,9 @@ def facts_of(module: nn.Module) -> Facts:
             x = x.to(_dtype(module)).to(_device(module))
             try:
                 answers = [_answer(stand_in, argument, scale * x) for scale in SCALES]
+            except Unknown as error:
+                failures.append(str(error))
+                continue
             except Exception as error:  # another layout may be the right one; the reason is kept
                 failures.append(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
                 continue
@@ -79,6 +86,8 @@ def facts_of(module: nn.Module) -> Facts:
             try:
                 return _fit(rows, replies, parameters, channel)
             except Unknown as error:
+                if error.nature != "unknown":
+                    raise
                 failures.append(str(error))
     # A layout that was refused says less than one that was answered.
     answered = [f for f in failures if "Error" not in f]
@@ -91,8 +100,8 @@ def facts_of(module: nn.Module) -> Facts:
 def _refuse_strange(module: nn.Module) -> None:
     if parametrize.is_parametrized(module):
         raise Unknown("its parameters are parametrized")
-    if next(module.children(), None) is not None:
-        raise Unknown("it has modules inside")
+    if any(p is not None for child in module.children() for m in child.modules() for p in own_parameters(m).values()):
+        raise Unknown("it has modules with weights inside")
     if "forward" in vars(module):
         raise Unknown("its forward was replaced on the instance")
     if isinstance(module, torch.jit.ScriptModule):
@@ -115,8 +124,11 @@ def _argument(module: nn.Module) -> str | None:
         return None
     for p in taken[1:]:
         if p.name in ("gate", "z") or (p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD):
-            what = "a gate" if p.name in ("gate", "z") else f"a second argument, {p.name}"
-            raise Unknown(f"it takes {what}: its output is not a norm of its input alone")
+            gated = p.name in ("gate", "z")
+            what = "a gate" if gated else f"a second argument, {p.name}"
+            raise Unknown(
+                f"it takes {what}: its output is not a norm of its input alone", "gated" if gated else "unknown"
+            )
     if taken and taken[0].kind == taken[0].KEYWORD_ONLY:
         return taken[0].name
     return None
@@ -135,22 +147,29 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 def _stand_in(module: nn.Module, draw: torch.Generator) -> tuple[nn.Module, dict[str, Tensor]]:
     """The same class and plain attributes; parameters and buffers of its own, and no hook."""
-    device = _device(module)
-    held = {n: p for n, p in own_parameters(module).items() if p is not None}
-    dtype = _dtype(module)
+    dtype, device = _dtype(module), _device(module)
     parameters = {
         n: (torch.rand(p.shape, generator=draw, dtype=torch.float64) + 0.25).to(dtype).to(device)
-        for n, p in held.items()
+        for n, p in own_parameters(module).items()
+        if p is not None
     }
-    probe = nn.Module()
-    probe.__class__ = type(module)
-    fresh = set(vars(probe))  # parameters, buffers, hooks: those of a new module
     try:
-        for name, value in vars(module).items():
-            if name not in fresh:
-                probe.__dict__[name] = value if isinstance(value, PLAIN) else copy.deepcopy(value)
+        probe = _bare(module, parameters, dtype)
     except Exception as error:
         raise Unknown(f"it cannot be copied ({type(error).__name__})") from error
+    return probe, {n: p.double().cpu() for n, p in parameters.items()}
+
+
+FRESH = frozenset(vars(nn.Module()))  # parameters, buffers, modules, hooks: what every module has
+
+
+def _bare(module: nn.Module, parameters: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
+    """A copy without hooks, in evaluation mode, with these parameters; modules inside, which have none, as well."""
+    probe = nn.Module()
+    probe.__class__ = type(module)
+    for name, value in vars(module).items():
+        if name not in FRESH:
+            probe.__dict__[name] = value if isinstance(value, PLAIN) else copy.deepcopy(value)
     for name, value in own_parameters(module).items():
         probe.register_parameter(
             name, None if value is None else nn.Parameter(parameters[name].clone(), requires_grad=False)
@@ -158,8 +177,10 @@ def _stand_in(module: nn.Module, draw: torch.Generator) -> tuple[nn.Module, dict
     for name, value in own_buffers(module).items():
         kept = value if value is None else value.detach().clone()
         probe.register_buffer(name, kept.to(dtype) if kept is not None and kept.is_floating_point() else kept)
+    for name, child in module.named_children():
+        probe.add_module(name, _bare(child, {}, dtype))
     probe.training = False
-    return probe, {n: p.double().cpu() for n, p in parameters.items()}
+    return probe
 
 
 class _undisturbed:
@@ -196,7 +217,8 @@ def _answer(module: nn.Module, argument: str | None, x: Tensor) -> Tensor:
 
 def _layouts(parameters: dict[str, Tensor], module: nn.Module) -> Iterator[tuple[tuple[int, ...], int]]:
     """(shape of an input, channel axis). Four axes tell channels first from last; fewer for what insists on them."""
-    shapes = {tuple(p.shape) for p in parameters.values() if p.numel() > 1}
+    held = parameters or {n: b for n, b in own_buffers(module).items() if b is not None and b.is_floating_point()}
+    shapes = {tuple(p.shape) for p in held.values() if p.numel() > 1}
     tails = [max(shapes, key=len)] if shapes else [(n,) for n in _widths(module)]
     for tail in tails:
         trimmed = tuple(n for n in tail if n > 1) or tail
@@ -232,7 +254,7 @@ def _fit(xs: list[Tensor], ys: list[Tensor], parameters: dict[str, Tensor], chan
     cell = max([1, *(p.squeeze().dim() for p in parameters.values())])
     for kind in ("layer", "rms"):
         gain, bias, misfit = _gain_and_bias(_unit(xs[0], kind, 0.0), ys[0], cell)
-        if misfit > 1e-3:  # eps may be large: it is solved for below, and compared then
+        if misfit > 1e-3 or not gain.any():  # eps may be large: it is solved for below, and compared then
             continue
         try:
             found_bias = _name_of(bias, parameters, "bias", scales=(1.0,))
@@ -251,7 +273,12 @@ def _fit(xs: list[Tensor], ys: list[Tensor], parameters: dict[str, Tensor], chan
         one = name is None or parameters[name].numel() == 1
         spherical = one and kind == "rms" and (name is not None or scale != 1)
         return Facts("scale" if spherical else kind, gain_kind, eps, form, channel, name, found_bias[0], scale)
-    raise Unknown(reasons[0] if reasons else "its answers fit neither LayerNorm nor RMSNorm")
+    many = xs[0].flatten(0, -1 - cell).shape[0] > 4  # through two points goes any line
+    if reasons:
+        raise Unknown(reasons[0], "norm" if many else "unknown")
+    if many and _gain_and_bias(xs[1], ys[1], cell)[2] < TOLERANCE:
+        raise Unknown("it scales and shifts its input, and normalizes nothing", "linear")
+    raise Unknown("its answers fit neither LayerNorm nor RMSNorm")
 
 
 def _unit(x: Tensor, kind: str, eps: float, form: str = "root") -> Tensor:
@@ -309,20 +336,22 @@ def _values(found: tuple[str | None, str, float], parameters: dict[str, Tensor])
 
 def _eps(kind: str, xs: list[Tensor], ys: list[Tensor], gain: Tensor, bias: Tensor) -> tuple[float, str]:
     """(eps, its form), from the smallest inputs that still tell; all answers are compared with it."""
-    estimates: dict[str, list[tuple[float, float]]] = {"root": [], "outside": []}
+    estimates: dict[str, list[tuple[float, float]]] = {"root": [], "outside": [], "clamp": []}
+    length = xs[0].shape[-1] ** 0.5
     for x, y in zip(xs, ys, strict=True):
         mean, square, _ = reference.moments(x, (x.dim() - 1,), centered=kind == "layer")
         raw = gain * (x - mean)
         shrunk = ((y - bias) * raw).sum() / (raw * raw).sum()  # 1 / (deviation with eps), rows weighed by their size
         level = float(square.mean())
         if float((y - bias).abs().max()) < 1e-6 or shrunk <= 0:
-            continue  # the bias has swallowed the answer
+            continue  # the bias has swallowed the answer, or eps has
         # per row, exactly; then the median
         row = ((y - bias) * raw).sum(-1) / (raw * raw).sum(-1)
         root = (1 / row**2 - square.squeeze(-1)).median()
         outside = (1 / row - square.squeeze(-1).sqrt()).median()
         estimates["root"].append((float(root), level))
         estimates["outside"].append((float(outside), level**0.5))
+        estimates["clamp"].append((float((length / row).median()), length * level**0.5))
     candidates: list[tuple[float, str]] = [(0.0, "root")]
     for form, found in estimates.items():
         # where eps is far above the level, its estimate is exact; take those
@@ -330,7 +359,6 @@ def _eps(kind: str, xs: list[Tensor], ys: list[Tensor], gain: Tensor, bias: Tens
         near = [e for e, level in found if 0.05 * level < e <= 3 * level]
         for e in (trusted[:2] + trusted[-1:]) or near:
             candidates += [(c, form) for c in _round_numbers(e)]
-    candidates += [(e, "clamp") for e in (1e-12, 1e-8, 1e-6, 1e-5)]
     for eps, form in dict.fromkeys(candidates):
         if all(_agrees(gain * _unit(x, kind, eps, form) + bias, y) for x, y in zip(xs, ys, strict=True)):
             return eps, form

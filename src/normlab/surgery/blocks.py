@@ -66,9 +66,11 @@ def _are_blocks(flow: Flow, parts: dict[int, list[int]], kinds: list[str]) -> bo
     """Are the parts blocks, rather than sub-layers of one? Elements of a list that are of one class, or each complete."""
     calls = [flow.calls[c] for c in parts]
     complete = all(len(part) >= 2 for part in parts.values())
+    if sum(len({kinds[i] for i in part}) > 1 for part in parts.values()) > 1:
+        return True  # two of them have sub-layers of several kinds each: whatever stands beside them on the stream is no sub-layer of theirs
     if complete or (len({c.cls for c in calls}) == 1 and any(len(part) >= 2 for part in parts.values())):
         return len(calls) >= 2
-    if not all(c.listed for c in calls) or len({_list_of(c) for c in calls}) != 1:
+    if not all(c.listed for c in calls) or len({list_of(c) for c in calls}) != 1:
         # stages of blocks next to single blocks
         return any(len(part) >= 4 for part in parts.values()) and all(c.listed for c in calls)
     if len({c.cls for c in calls}) == 1:
@@ -77,7 +79,7 @@ def _are_blocks(flow: Flow, parts: dict[int, list[int]], kinds: list[str]) -> bo
     return repeated and len(calls) > 3
 
 
-def _list_of(call: Call) -> str:
+def list_of(call: Call) -> str:
     return call.name.rpartition(".")[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .flow import Flow, Node
+from .flow import NORMAL, Flow, Node
 from .stream import Streams, Sum
 
 
@@ -26,6 +26,7 @@ class Branch:
     parallel: bool = False  # does it start where the one before it started?
     bridge: bool = False  # is an earlier value of the stream added once more?
     learned_number: bool = False  # is the factor on what is added one learned number?
+    unrecognized: tuple[str, ...] = ()  # what stands where a norm would, and may be one
 
     def to_dict(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in ((), None, False)}
@@ -83,9 +84,16 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
                     below[p] = True
     attends = not flow.attending.isdisjoint(region)
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
+    unrecognized = [norm_name(flow, n) for n in stream_norms if n.role == "normlike"]
+    way_out = set(streams.back(s.branch)[0])
     for i in region:
         node = nodes[i]
-        if node.role != "norm" or not comes[i] or not (above[i] or below[i]):
+        if node.role not in NORMAL or not comes[i] or not (above[i] or below[i]):
+            continue
+        if node.role == "normlike":
+            # At the exit only on the branch's own way: weights of experts are divided by their sum as well.
+            if not above[i] or i in way_out:
+                unrecognized.append(norm_name(flow, node))
             continue
         if not above[i]:
             place = "entry"
@@ -105,7 +113,7 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
         stream_factor=factor_of(scales),
         branch_factor=factor_of(last), learned_number=any(n.kind == "number" for n in last),
         entry_factor=_entry_factor(streams, region, held, above),
-        parallel=parallel, bridge=streams.bridged(s.node),
+        parallel=parallel, bridge=streams.bridged(s.node), unrecognized=tuple(dict.fromkeys(unrecognized)),
         **{place: tuple(dict.fromkeys(names)) for place, names in places.items()},
     )  # fmt: skip
 
@@ -138,7 +146,7 @@ def _entry_factor(streams: Streams, region: list[int], held: set[int], above: di
         if (
             node.role == "scale"
             and not above[i]
-            and any(flow.nodes[p].role == "norm" for p in streams.back(i)[0] if p in held)
+            and any(flow.nodes[p].role in NORMAL for p in streams.back(i)[0] if p in held)
         ):
             return factor_of([node])
     return None

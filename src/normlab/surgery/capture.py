@@ -7,16 +7,19 @@ an operator belongs to (autograd's nodes are numbered as they are made), and a n
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from .._torch import TorchDispatchMode, node_number, nodes_made
 from ..placements import Residual
-from .flow import CONSTANT, Flow, Given, op_name
-from .sites import NormSite
+from .flow import CONSTANT, FACTORS, UNKNOWN, Flow, Given, op_name
+from .sites import NormSite, UnknownSite
 
 # Of these nothing but one matrix, one table or one curve comes: no sum, no norm and no attention is made inside, so that what they do
 # may be counted as their parent's, and half of a model's modules need no hook.
@@ -39,9 +42,10 @@ def tensors_in(value: Any) -> list[Tensor]:
 class _Capture:
     """Hooks around every module; what a value is, is the subclass's to say."""
 
-    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
+    def __init__(self, model: nn.Module, norms: Sequence[NormSite], unknown: Sequence[UnknownSite] = ()) -> None:
         self.model, self.flow = model, Flow()
         self.norms = {id(s.module): s for s in norms}
+        self.unknown = {id(s.module): s for s in unknown if s.nature in ("unknown", "norm")}
         self.modules = {id(m): (n, m) for n, m in model.named_modules()}
         named = list(model.named_parameters())
         self.parameters = {id(p): n for n, p in named}
@@ -60,14 +64,12 @@ class _Capture:
         on doing so, and dropout draws the same pattern."""
 
         def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            given, made = tensors_in((args, kwargs)), tensors_in(output)
-            if given and made:
-                self._see_norm(self.norms[id(module)], given[0], made[0])
+            self._see_if_alone(self.norms[id(module)], args, kwargs, output)
 
         see.passive = True  # type: ignore[attr-defined]
         keep = self._handles.append
         for _, module in self.modules.values():
-            if id(module) in self.norms:
+            if id(module) in self.norms and not may_take_more(module):
                 keep(module.register_forward_hook(see, with_kwargs=True))
             elif type(module) not in PLAIN_LEAVES:
                 keep(module.register_forward_pre_hook(self._enter, prepend=True))
@@ -94,8 +96,21 @@ class _Capture:
             if len(made) > 1 and id(args[2]) in self.norms:
                 self._see_norm(self.norms[id(args[2])], made[0], made[1])
         self._left()
+        site = self.norms.get(id(module)) or self.unknown.get(id(module))
+        if site is not None:
+            self._see_if_alone(site, args, kwargs, output)
 
-    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+    def _see_if_alone(self, site: NormSite | UnknownSite, args: Any, kwargs: Any, output: Any) -> None:
+        """A norm's call is one node, if it was given its input alone. Given more (what to add before, what to scale by after), what it
+        made of that tells; so it does where something unknown takes or returns several tensors."""
+        given = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+        made = tensors_in(output)
+        if len(given) == 1 and made and (len(made) == 1 or isinstance(site, NormSite)):
+            self._see_norm(site, given[0], made[0])
+        elif len(given) > 1:
+            self.flow.given_more.add(site.name)
+
+    def _see_norm(self, site: NormSite | UnknownSite, x: Tensor, y: Tensor) -> None:
         raise NotImplementedError
 
     def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
@@ -109,9 +124,9 @@ class _Capture:
 class OperatorCapture(_Capture, TorchDispatchMode):
     """``with capture: model(...)``, without gradients. Tensors are kept until it is forgotten."""
 
-    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
+    def __init__(self, model: nn.Module, norms: Sequence[NormSite], unknown: Sequence[UnknownSite] = ()) -> None:
         TorchDispatchMode.__init__(self)
-        _Capture.__init__(self, model, norms)
+        _Capture.__init__(self, model, norms, unknown)
         self._values: dict[int, Given] = {i: Given(parameter=n, dims=p.dim()) for (i, n), p in zip(
             self.parameters.items(), model.parameters(), strict=True)}  # fmt: skip
         self._kept: list[Tensor] = []
@@ -143,8 +158,8 @@ class OperatorCapture(_Capture, TorchDispatchMode):
     def value(self, t: Tensor) -> Given:
         return self._values.get(id(t), CONSTANT)
 
-    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
-        self.set(y, self.flow.norm(site.name, site.kind, self.value(x), self.call))
+    def _see_norm(self, site: NormSite | UnknownSite, x: Tensor, y: Tensor) -> None:
+        self.set(y, self.flow.norm(site.name, _kind(site), self.value(x), self.call))
 
     def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
         self.set(y, self.flow.sum(self.value(x), self.value(branch), alpha, call))
@@ -160,7 +175,7 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         op, changes = _what(func)
-        given, factor = [], op in ("mul", "div")
+        given, factor = [], op in FACTORS
         for a in args:
             if isinstance(a, (int, float)):
                 if factor:
@@ -168,8 +183,11 @@ class OperatorCapture(_Capture, TorchDispatchMode):
                 continue
             for t in (a,) if isinstance(a, Tensor) else tensors_in(a):
                 value = self.value(t)
-                if factor and value == CONSTANT and t.dim() == 0 and not t.is_meta:
-                    value = Given(number=float(t))
+                if factor and t.numel() == 1 and not t.is_meta:
+                    if value == CONSTANT:
+                        value = Given(number=float(t))
+                    elif value.parameter is not None:
+                        value = value._replace(one=True)
                 given.append(value)
         if op == "copy":
             given = given[1:]  # what was there before is gone
@@ -196,6 +214,22 @@ def _what(func: Any) -> tuple[str, bool]:
     return op_name(name), name.split(".")[1].endswith("_") and not name.startswith("aten.__")
 
 
+def may_take_more(module: nn.Module) -> bool:
+    """Has its forward room for more than one tensor? torch's and our own norms take none that is not a mask."""
+    if type(module).__module__.startswith(("torch.nn.", "normlab.")):
+        return False
+    try:
+        taken = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return True
+    return len(taken) > 1 or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in taken)
+
+
+def _kind(site: NormSite | UnknownSite) -> str:
+    """Of something unknown that is one by its answers: "norm"."""
+    return site.kind if isinstance(site, NormSite) else "norm" if site.nature == "norm" else UNKNOWN
+
+
 def _memory(t: Tensor) -> int:
     try:
         return t.untyped_storage().data_ptr()
@@ -209,8 +243,8 @@ class GraphCapture(_Capture):
 
     The graph is walked once at the end; until then nothing but numbers is noted at each call."""
 
-    def __init__(self, model: nn.Module, norms: list[NormSite]) -> None:
-        super().__init__(model, norms)
+    def __init__(self, model: nn.Module, norms: Sequence[NormSite], unknown: Sequence[UnknownSite] = ()) -> None:
+        super().__init__(model, norms, unknown)
         self._spans: list[tuple[int, int]] = []  # (number of the next node, call in force from there on)
         self._pending: dict[Edge, tuple[Any, ...]] = {}
         self._flows: dict[Edge, Given] = {}
@@ -230,7 +264,7 @@ class GraphCapture(_Capture):
 
     # Norms and sums are noted by the edge they made, and become nodes when the graph is walked.
 
-    def _see_norm(self, site: NormSite, x: Tensor, y: Tensor) -> None:
+    def _see_norm(self, site: NormSite | UnknownSite, x: Tensor, y: Tensor) -> None:
         if y.grad_fn is not None:
             self._pending[_edge(y)] = ("norm", site, _edge(x), self.call)
 
@@ -283,7 +317,7 @@ class GraphCapture(_Capture):
     def _make(self, number: int, edge: Edge, parents: tuple[Edge, ...]) -> Given:
         note = self._pending.get(edge)
         if note is not None and note[0] == "norm":
-            return self.flow.norm(note[1].name, note[1].kind, self._given(note[2]), note[3])
+            return self.flow.norm(note[1].name, _kind(note[1]), self._given(note[2]), note[3])
         if note is not None:
             return self.flow.sum(self._given(note[1]), self._given(note[2]), note[3], note[4])
         fn = edge[0]
@@ -293,10 +327,12 @@ class GraphCapture(_Capture):
             return self.flow.start(-1) if name is None else Given(None, name, None, fn.variable.dim())
         op = op_name(kind)
         given = [self._given(parent) for parent in parents]
-        if op in ("mul", "div"):
+        if op in FACTORS:
             given = [_constant(fn, g, i) for i, g in enumerate(given)]
-        alpha = float(getattr(fn, "_saved_alpha", 1) or 1) if op == "add" else 1.0
-        return self.flow.add(op, given, self._call_of(number), alpha)
+            if op == "lerp" and len(given) == 2:
+                given.append(Given(number=float(fn._saved_weight)))
+        alpha = float(getattr(fn, "_saved_alpha", 1) or 1) if op in ("add", "sub", "rsub") else 1.0
+        return self.flow.add(op, given, self._call_of(number), alpha, opaque=isinstance(fn, BackwardCFunction))
 
 
 Edge = tuple[Any, int]  # a node of autograd's graph, or None, and which of its outputs
@@ -313,11 +349,20 @@ def _edge(t: Tensor) -> Edge:
     return t.grad_fn, t.output_nr
 
 
+# Where a node keeps the tensors that it was given.
+_SAVED = {"mul": ("_saved_self", "_saved_other"), "div": ("_saved_self", "_saved_other"),
+          "addcmul": ("", "_saved_tensor1", "_saved_tensor2"), "lerp": ("", "", "_saved_weight")}  # fmt: skip
+
+
 def _constant(fn: Any, given: Given, place: int) -> Given:
-    """The constant factor of a product, if it is one number."""
-    if given != CONSTANT:
+    """The constant factor of a product, if it is one number; a parameter, with whether it is one."""
+    if given.node is not None:
         return given
-    saved = getattr(fn, "_saved_other" if place == 1 else "_saved_self", None)
-    if isinstance(saved, Tensor) and saved.numel() == 1 and saved.dim() == 0 and not saved.is_meta:
+    names = _SAVED[op_name(type(fn).__name__)]
+    saved = getattr(fn, names[place], None) if place < len(names) and names[place] else None
+    one = isinstance(saved, Tensor) and saved.numel() == 1 and not saved.is_meta
+    if given.parameter is not None:
+        return given._replace(one=True) if one else given
+    if isinstance(saved, (int, float)) or (isinstance(saved, Tensor) and one):
         return Given(number=float(saved))
-    return Given(number=float(saved)) if isinstance(saved, (int, float)) else given
+    return given

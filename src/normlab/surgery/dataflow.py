@@ -2,41 +2,90 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from .blocks import Group, group
+from .blocks import Group, group, list_of
 from .branches import Branch, branch_of, kind_of, norm_name
 from .find import Survey
-from .flow import Flow, Node
+from .flow import NORMAL, UNKNOWN, Flow, Node
 from .placing import block_placement, stack_placement
 from .stream import Streams, Sum
 from .structure import AttentionSite, Block, Stack, Structure
 
+LEAST = 0.5  # of a model's products, on the streams that were found: 75 % and more in all models that are understood
+
 
 def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
     """What the flow says of the model whose norms ``survey`` lists; ``capture``: which way it was taken, operators or graph."""
-    # What runs inside of a norm, or of something unknown that is called a norm, is not one more norm.
-    held = {s.name for s in survey.norms} | {s.name for s in survey.unknown}
+    # What runs inside of a norm, or of a gated one, is not one more norm; where a norm was handed more than its input, it is all we have.
+    held = {s.name for s in survey.norms} | {s.name for s in survey.unknown if s.nature == "gated"}
+    held -= flow.given_more
     flow.nodes = [
-        n._replace(role="carry") if n.role == "norm" and n.site is None and flow.within(n.call, held) else n
+        n._replace(role="carry") if n.role in NORMAL and n.site is None and flow.within(n.call, held) else n
         for n in flow.nodes
     ]
     streams = Streams(flow)
-    stacks = _without_heads([s for chain in streams.chains if (s := _stack(streams, chain)) is not None])
+    stacks = _without_heads(flow, [s for chain in streams.chains if (s := _stack(streams, chain)) is not None])
+    stacks = [_consistent(s, stacks) for s in stacks]
+    explained = flow.weighty.intersection(set().union(*(s.region for chain in streams.chains for s in chain)))
+    aside = len(flow.weighty - explained) if len(explained) < LEAST * len(flow.weighty) else 0
+    if aside:
+        stacks = [replace(s, placement=UNKNOWN) for s in stacks]
     called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
     functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
     return Structure(
         capture=capture, norms=tuple(survey.norms), unknown=tuple(survey.unknown), functions=tuple(functions),
         silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),
-        attention=tuple(_attention(flow)), reason=None if stacks else _why_none(flow, streams),
+        attention=tuple(_attention(flow)), reason=_why_unknown(stacks, aside) if stacks else _why_none(flow, streams),
     )  # fmt: skip
 
 
-def _without_heads(stacks: list[Stack]) -> list[Stack]:
-    """Next to stacks of several branches, one lone feed-forward branch is a head's, a pooler's, a projector's."""
+def _without_heads(flow: Flow, stacks: list[Stack]) -> list[Stack]:
+    """Next to stacks of several branches, one lone feed-forward branch is a head's, a pooler's, a projector's; unless its module is of the
+    class of a block, whose other sum begins a stream of another width."""
+    classes = {call.name: call.cls for call in flow.calls if call.listed}
     many = [s for s in stacks if sum(len(b.branches) for b in s.blocks) > 1]
-    alone = [s for s in stacks if all(branch.kind == "feedforward" for b in s.blocks for branch in b.branches)]
+    known = {classes[b.module] for s in many for b in s.blocks if b.module in classes}
+    alone = [
+        s
+        for s in stacks
+        if all(branch.kind == "feedforward" for b in s.blocks for branch in b.branches)
+        and not any(classes.get(b.module or "") in known for b in s.blocks)
+    ]
     return [s for s in stacks if s in many or s not in alone] if many else stacks
+
+
+def _consistent(stack: Stack, stacks: list[Stack]) -> Stack:
+    """A norm inside of some block is no norm after the last one; a block that two streams share, or one stream twice, is not understood."""
+    blocks = [b for s in stacks for b in s.blocks]
+    modules = [f"{b.module}." for b in blocks if b.module]
+    final = tuple(n for n in stack.final_norms if not n.startswith(tuple(modules)) or n in _after(stack))
+    uses = Counter((b.module or "", b.use) for b in blocks if b.module is not None)
+    twice = any(uses[b.module or "", b.use] > 1 for b in stack.blocks)
+    return replace(stack, final_norms=final, placement=UNKNOWN if twice else stack.placement)
+
+
+def _after(stack: Stack) -> set[str]:
+    """Norms on the stream behind sums of the stack's own blocks."""
+    return {n for b in stack.blocks for branch in b.branches for n in branch.stream}
+
+
+def _why_unknown(stacks: list[Stack], aside: int) -> str | None:
+    """None where nothing is. ``aside``: products with weights that no stream explains, where these are most."""
+    unknown = [s for s in stacks if s.placement == UNKNOWN]
+    if not unknown:
+        return None
+    if aside:
+        return f"{aside} products with weights, the most part, are on no residual stream that was found"
+    names = list(
+        dict.fromkeys(n for s in unknown for b in s.blocks for branch in b.branches for n in branch.unrecognized)
+    )
+    if not names:
+        return f"{unknown[0].blocks[0].name} carries more than one residual stream"
+    more = " and more" if len(names) > 3 else ""
+    return f"in the place of a norm stands what is not known to be one: {', '.join(names[:3])}{more}"
 
 
 def _why_none(flow: Flow, streams: Streams) -> str:
@@ -44,6 +93,8 @@ def _why_none(flow: Flow, streams: Streams) -> str:
         return "nothing was captured: no operator on activations ran"
     if any("checkpoint" in n.op for n in flow.nodes):
         return "reentrant checkpointing hides what runs inside it"
+    if any(n.op == "copyslices" for n in flow.nodes):
+        return "an operator in place, on a view, hides from autograd's graph what it did"
     sums = sum(n.role == "sum" for n in flow.nodes)
     if not sums:
         return "no sum of two activations: the model has no residual stream"
@@ -61,7 +112,7 @@ def _attention(flow: Flow) -> list[AttentionSite]:
 def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     flow = streams.flow
     kinds = [kind_of(streams, s) for s in chain]
-    groups, _ = group(flow, [flow.nodes[s.node].call for s in chain], kinds)
+    groups, _ = group(flow, [_home(flow, s) for s in chain], kinds)
     groups = [g for g in groups if _is_block(streams, [chain[i] for i in g.members])]
     if not groups:
         return None
@@ -75,8 +126,10 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     late = {norm_name(flow, n) for n in _one_block_late(streams, chain, groups)}  # the last block's, and the stack's
     owned = {name for b in blocks for branch in b.branches for name in branch.stream} - late
     twins = streams.twins(chain)
-    left = [norm_name(flow, n) for n in streams.ahead(max([chain[-1].node, *twins]))]
-    final = tuple(dict.fromkeys(n for n in left if n not in owned)) if chain[last] is chain[-1] else ()
+    # Sums after the last block belong to the stream, and so do norms between them.
+    between = [n for s in chain[last + 1 :] for n in streams.norms_on(s.path)]
+    left = [norm_name(flow, n) for n in (*between, *streams.ahead(max([chain[-1].node, *twins])))]
+    final = tuple(dict.fromkeys(n for n in left if n not in owned))
     # Without a gradient on the input autograd does not show the first sum: its norm is no embedding's.
     hidden = len(blocks) > 1 and len(blocks[0].branches) < len(blocks[1].branches)
     outside = [n for n in entered if not (hidden and any(_belongs(streams, n, g, []) for g in groups))]
@@ -92,6 +145,23 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     )  # fmt: skip
 
 
+def _home(flow: Flow, s: Sum) -> int:
+    """The call that a sum belongs to: the one it was made in, unless that is the next block, or the last norm, which were handed the sum's two
+    sides (kernels that add and normalize in one): then the block that made the branch."""
+    own = flow.nodes[s.node].call
+    last = max(s.region & flow.weighty)
+    here, there = flow.stack_of(own), flow.stack_of(flow.nodes[last].call)
+    shared = 0
+    while shared < min(len(here), len(there)) and here[shared] == there[shared]:
+        shared += 1
+    if shared in (len(here), len(there)):
+        return own
+    mine, theirs = flow.calls[here[shared]], flow.calls[there[shared]]
+    if not theirs.listed or (mine.listed and (mine.cls != theirs.cls or list_of(mine) != list_of(theirs))):
+        return own
+    return there[shared]
+
+
 def _is_block(streams: Streams, sums: Sequence[Sum]) -> bool:
     return any(not streams.flow.weighty.isdisjoint(s.region) for s in sums)
 
@@ -102,8 +172,8 @@ def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: li
     if place + 1 < len(chain):
         after = streams.norms_on(chain[place + 1].path)
     else:
-        # After the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the
-        # block has no module, whether the sum before it in the stream is followed by a norm.
+        # After the last sum: the block's own norm, or the stack's last one. A name inside of the block's decides; where the block has
+        # no module or is the model itself, whether the sum before it is followed by a norm; of one sum, whether its branch begins with none.
         own = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
         after = own or _one_block_late(streams, chain, groups)
     parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
@@ -112,12 +182,18 @@ def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: li
 
 def _belongs(streams: Streams, norm: Node, g: Group, chain: list[Sum]) -> bool:
     flow = streams.flow
-    if g.call is not None:
-        block = flow.calls[g.call].name
-        if norm.site is not None:
-            return not block or norm.site.startswith(block + ".")
+    block = "" if g.call is None else flow.calls[g.call].name
+    if block and norm.site is not None:
+        return norm.site.startswith(block + ".")
+    if block:
+        assert g.call is not None
         return g.call in flow.stack_of(norm.call)
-    return len(chain) > 1 and bool(streams.norms_on(chain[-1].path))
+    if len(chain) > 1:
+        return bool(streams.norms_on(chain[-1].path))
+    return not any(
+        flow.nodes[i].role in NORMAL and flow.nodes[i].inputs and flow.nodes[i].inputs[0] in chain[0].taps
+        for i in chain[0].region
+    )
 
 
 def _one_block_late(streams: Streams, chain: list[Sum], groups: list[Group]) -> list[Node]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import norms
 from .._torch import own_buffers, own_parameters
+from ..functional.rows import eps_of
 from ..placements import Pending, Residual
-from .behaviour import PLAIN, Facts, Unknown, facts_of
+from .behaviour import FRESH, PLAIN, Facts, Unknown, facts_of
 from .sites import BlockSite, NormSite, UnknownSite
 
 TORCH_KINDS: tuple[tuple[Any, str, int], ...] = (
@@ -62,7 +62,7 @@ def _site(name: str, module: Any, kind: str, gain: str, channel_dim: int) -> Nor
     eps = getattr(module, "eps", None)
     return NormSite(
         name, module, kind, "none" if weight is None else gain,
-        float(eps) if isinstance(eps, (int, float)) else torch.finfo(torch.float32).eps, channel_dim,
+        float(eps) if isinstance(eps, (int, float)) else eps_of(None if weight is None else weight.dtype, None), channel_dim,
         gain_name=None if weight is None else "weight", bias_name=None if bias is None else "bias",
         gain_scale=module.dim**-0.5 if kind == "scale" else 1.0, eps_form="clamp" if kind == "scale" else "root",
         groups=getattr(module, "num_groups", None), axes=len(getattr(module, "normalized_shape", (1,))),
@@ -75,10 +75,11 @@ def _says_norm(module: nn.Module) -> bool:
 
 
 def _may_be_a_norm(module: nn.Module) -> bool:
-    """Worth asking: no modules inside, at most a gain and a bias, not one of torch's other layers."""
+    """Worth asking: at most a gain and a bias, all its own, not one of torch's other layers. With modules inside it must have one of
+    these: a module without a gain around a norm adds nothing to it."""
     own = [p for p in own_parameters(module).values() if p is not None]
     return (
-        next(module.children(), None) is None
+        (next(module.children(), None) is None or (len(own) > 0 and len(own) == len(list(module.parameters()))))
         and len(own) <= 2
         and all(sum(n > 1 for n in p.shape) <= 2 for p in own)
         and not type(module).__module__.startswith("torch.nn.modules.")
@@ -87,10 +88,10 @@ def _may_be_a_norm(module: nn.Module) -> bool:
 
 def _key(module: nn.Module) -> Any:
     """What decides a module's facts, if that can be told; modules with equal keys are asked once."""
-    plain = {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
+    plain = {k: v for k, v in vars(module).items() if k not in FRESH}
     flat = tuple((k, v) for k, v in plain.items() if isinstance(v, (*PLAIN, tuple)))
     buffers = any(b is not None for b in own_buffers(module).values())
-    if len(flat) != len(plain) or buffers:
+    if len(flat) != len(plain) or buffers or next(module.children(), None) is not None:
         return None
     shapes = tuple((n, None if p is None else (p.shape, p.dtype, p.device)) for n, p in own_parameters(module).items())
     try:
@@ -104,6 +105,7 @@ def _key(module: nn.Module) -> Any:
 def identify(name: str, module: nn.Module) -> NormSite | None:
     """The norm this module is, or None.
 
+    >>> import torch
     >>> class Foreign(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -128,7 +130,7 @@ def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> Nor
     if not _may_be_a_norm(module):
         # containers are judged by what they contain; of the rest only what says that it is a norm gets a reason
         alone = next(module.children(), None) is None or "parametrizations" in dict(module.named_children())
-        return UnknownSite(name, module, _why_not(module)) if alone and _says_norm(module) else None
+        return UnknownSite(name, module, *_why_not(module)) if alone and _says_norm(module) else None
     key = _key(module)
     facts = asked.get(key) if key is not None else None
     if facts is None:
@@ -139,17 +141,19 @@ def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> Nor
         if key is not None:
             asked[key] = facts
     if isinstance(facts, Unknown):
-        return UnknownSite(name, module, str(facts)) if _says_norm(module) else None
+        told = facts.nature == "norm" or _says_norm(module)
+        return UnknownSite(name, module, str(facts), facts.nature) if told else None
     return NormSite(name, module, facts.kind, facts.gain, facts.eps, facts.channel_dim, facts.gain_name, facts.bias_name,
                     facts.gain_scale, facts.eps_form)  # fmt: skip
 
 
-def _why_not(module: nn.Module) -> str:
+def _why_not(module: nn.Module) -> tuple[str, str]:
+    """(reason, nature)."""
     try:
         facts_of(module)
     except Unknown as error:
-        return str(error)
-    return "its parameters are more than a gain and a bias"
+        return str(error), error.nature
+    return "its parameters are more than a gain and a bias", "unknown"
 
 
 def survey(model: nn.Module) -> Survey:
@@ -159,7 +163,14 @@ def survey(model: nn.Module) -> Survey:
     ['its answers fit neither LayerNorm nor RMSNorm']
     """
     asked: dict[Any, Facts | Unknown] = {}
-    found = [_ask(name, module, asked) for name, module in model.named_modules()]
+    found: list[NormSite | UnknownSite | None] = []
+    inside = ""  # of a norm that holds modules: a part of it is no other
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        found.append(site := _ask(name, module, asked))
+        if isinstance(site, NormSite) and next(module.children(), None) is not None:
+            inside = f"{name}."
     return Survey([s for s in found if isinstance(s, NormSite)], [s for s in found if isinstance(s, UnknownSite)])
 
 

@@ -3,8 +3,9 @@
 An operator becomes one of these roles, by its name and by what it was given (activations, parameters, constants):
 
     start    where activations begin: an embedding, a matrix on the input
-    norm     a call of a norm module, one node whatever runs inside, or an operator that normalizes
-    sum      two activations added
+    norm     a call of a norm module, one node whatever runs inside, an operator that normalizes, or the formula written out
+    normlike what may be one and is not known: x times a statistic of x, a module that says so, somebody's own function with a vector
+    sum      two activations added, subtracted, interpolated
     scale    an activation times a number or times a parameter
     carry    one activation, no weights: views, casts, dropout, a bias, a mask, a curve
     matrix   an activation times weights: linear layers and convolutions
@@ -34,6 +35,19 @@ REDUCTIONS = {
     "mean", "sum", "amax", "amin", "max", "min", "var", "std", "varmean", "norm", "linalgvectornorm", "prod", "argmax",
     "logsumexp", "topk", "sort", "nllloss", "nllloss2dforward", "logsoftmax", "softmax", "crossentropyloss",
 }  # fmt: skip
+
+STATISTICS = {
+    "mean", "sum", "amax", "amin", "max", "min", "var", "std", "varmean", "norm", "linalgvectornorm", "prod", "logsumexp",
+}  # fmt: skip
+ADDING = ("addmm", "baddbmm", "addbmm", "addmv")  # what is first given to them is added
+
+
+def _role_of_own(acts: Sequence[int], learned: Sequence[Given]) -> str:
+    """Of a function that somebody wrote: with a matrix it is one, of many activations attention; of one, with a vector or without, it may
+    be a norm as well as a curve."""
+    if any(g.dims >= 2 for g in learned):
+        return "matrix"
+    return "mixer" if len(acts) > 2 else "normlike" if len(acts) == 1 else "other"
 
 
 class Node(NamedTuple):
@@ -69,9 +83,13 @@ class Given(NamedTuple):
     parameter: str | None = None
     number: float | None = None
     dims: int = 0
+    one: bool = False  # of a parameter: one element of it
 
 
 CONSTANT = Given()
+UNKNOWN = "unknown"  # the kind of what may be a norm
+NORMAL = ("norm", "normlike")
+FACTORS = frozenset(("mul", "div", "addcmul", "lerp"))  # whose numbers matter
 
 
 @cache
@@ -92,6 +110,7 @@ class Flow:
     nodes: list[Node] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     numbers: set[str] = field(default_factory=set)  # parameters of one element
+    given_more: set[str] = field(default_factory=set)  # norms that were called with more than their input
     _uses: dict[str, int] = field(default_factory=dict)
 
     # ---- calls
@@ -129,7 +148,8 @@ class Flow:
         return Given(at)
 
     def norm(self, site: str, kind: str, x: Given, call: int) -> Given:
-        return self._put("norm", "norm", [] if x.node is None else [x.node], call, site=site, kind=kind)
+        role = "norm" if kind != UNKNOWN else "normlike"
+        return self._put("norm", role, [] if x.node is None else [x.node], call, site=site, kind=kind)
 
     def sum(self, x: Given, branch: Given, alpha: float, call: int) -> Given:
         """alpha * x + branch, as one module does it."""
@@ -140,8 +160,9 @@ class Flow:
     def start(self, call: int) -> Given:
         return self._put("input", "start", [], call)
 
-    def add(self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0) -> Given:
-        """What an operator makes: a node, or, of parameters or constants alone, a parameter or a constant again."""
+    def add(self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0, *, opaque: bool = False) -> Given:
+        """What an operator makes: a node, or, of parameters or constants alone, a parameter or a constant again. ``opaque``: a
+        function of somebody's own, of which only what it was given is known."""
         acts: list[int] = []
         learned: list[Given] = []
         rest = 0
@@ -159,25 +180,43 @@ class Flow:
             if looked_up or (op in MATRIX and rest):
                 return self._put(op, "start", [], call)
             return Given(parameter=learned[0].parameter, dims=max(g.dims for g in learned))
+        if opaque:
+            return self._put(op, _role_of_own(acts, learned), acts, call, kind=UNKNOWN)
         if op in NORMS:
             return self._put(op, "norm", acts[:1], call, kind=NORMS[op])
         if op in MATRIX:
+            if op in ADDING and given[0].node is not None and len(acts) > 1:  # a sum and a product in one
+                product = self.add("mm", given[1:], call)
+                return self._sum(op, given[0], product, call)
             role = "matrix" if learned or (rest and len(acts) == 1) else "mixer"
             return self._put(op, role, acts, call)
         if "scaleddotproduct" in op or op in MIXERS:
             return self._put(op, "mixer", acts, call)
-        if op == "add" and len(acts) == 2:
+        if op == "addcmul" and len(given) >= 3 and given[0].node is not None:
+            return self._sum(op, given[0], self.add("mul", given[1:], call), call)
+        if op == "lerp" and len(acts) == 2 and given[0].node is not None and given[1].node is not None:
+            weight = given[2] if len(given) > 2 else CONSTANT
+            other = Given(number=1 - weight.number) if weight.number is not None else weight
+            kept, added = self.add("mul", [given[0], other], call), self.add("mul", [given[1], weight], call)
+            return self._sum(op, kept, added, call)
+        if op in ("add", "sub", "rsub") and len(acts) == 2:
             if acts[0] == acts[1]:
-                return self._put(op, "scale", acts, call, factor=2.0)
-            if alpha != 1:
-                scaled = self._put("mul", "scale", [acts[1]], call, factor=alpha).node
-                assert scaled is not None
-                acts[1] = scaled
+                return self._put(op, "scale", acts, call, factor=2.0) if op == "add" else CONSTANT
+            factor = alpha if op == "add" else -alpha
+            if factor != 1:
+                which = 0 if op == "rsub" else 1
+                acts[which] = self._scaled(acts[which], factor, call)
             return self._put(op, "sum", acts, call)
+        if op == "sum" and len(acts) == 1 and self.nodes[acts[0]].op == "stack":
+            terms = [Given(i) for i in self.nodes[acts[0]].inputs]
+            while len(terms) > 1:
+                terms = [self._sum(op, terms[0], terms[1], call), *terms[2:]]
+            return terms[0]
         if op in ("mul", "div") and len(acts) == 1 and len(given) >= 2:
             if learned:
                 name = learned[0].parameter
-                return self._put(op, "scale", acts, call, learned=name, kind="number" if name in self.numbers else None)
+                one = learned[0].one or name in self.numbers
+                return self._put(op, "scale", acts, call, learned=name, kind="number" if one else None)
             number = next((g.number for g in given if g.number is not None), None)
             if number is None or number == 0:
                 return self._put(op, "carry", acts, call)
@@ -185,6 +224,16 @@ class Flow:
         if len(set(acts)) == 1 and op not in REDUCTIONS and not (op in ("mul", "div", "pow") and len(acts) > 1):
             return self._put(op, "carry", acts, call)
         return self._put(op, "other", acts, call)
+
+    def _sum(self, op: str, x: Given, y: Given, call: int) -> Given:
+        return (
+            self.add("add", [x, y], call) if x.node is not None and y.node is not None else x if y.node is None else y
+        )
+
+    def _scaled(self, node: int, factor: float, call: int) -> int:
+        made = self._put("mul", "scale", [node], call, factor=factor).node
+        assert made is not None
+        return made
 
     @cached_property
     def attending(self) -> set[int]:
@@ -212,10 +261,10 @@ class Flow:
 
     @cached_property
     def functions(self) -> dict[int, list[int]]:
-        """Norms that are no modules, by the call they were made in. Of a finished flow."""
+        """Norms that are no modules, and what may be one, by the call they were made in. Of a finished flow."""
         found: dict[int, list[int]] = {}
         for node in self.nodes:
-            if node.role == "norm" and node.site is None:
+            if node.role in NORMAL and node.site is None:
                 found.setdefault(node.call, []).append(node.at)
         return found
 
@@ -251,29 +300,56 @@ class Flow:
         self.nodes = [n if n.at in used else n._replace(role="unused", inputs=()) for n in self.nodes]
 
     def _settle_norms(self) -> None:
-        """x / sqrt(mean(x^2) + eps), x / |x|: one norm. The statistic's own nodes stay, and lead nowhere."""
+        """x / sqrt(mean(x^2) + eps), (x - mean(x)) / sqrt(var(x) + eps), x / |x|: one norm. Another statistic of x that x is multiplied with or
+        divided by: one that may be. The statistic's own nodes stay, and lead nowhere."""
         for node in self.nodes:
             if node.role == "other" and node.op in ("mul", "div") and len(node.inputs) == 2:
                 for x, statistic in (node.inputs, node.inputs[::-1]):
                     kind = self._statistic_of(statistic, x)
                     if kind is not None:
-                        self.nodes[node.at] = node._replace(role="norm", inputs=(x,), kind=kind)
+                        role = "norm" if kind != UNKNOWN else "normlike"
+                        self.nodes[node.at] = node._replace(role=role, inputs=(self._uncentred(x),), kind=kind)
                         break
 
+    def _uncentred(self, x: int) -> int:
+        """What the mean was taken from, if x is a value less its mean."""
+        node = self.nodes[x]
+        if node.op != "sub" or node.role != "sum":
+            return x
+        for value, taken in (node.inputs, node.inputs[::-1]):
+            mean = self.nodes[taken]
+            if mean.role == "scale" and mean.factor == -1:
+                of = self.nodes[mean.inputs[0]]
+                if of.op in ("mean", "varmean") and set(of.inputs) & self._same_value(value):
+                    return value
+        return x
+
     def _statistic_of(self, statistic: int, x: int) -> str | None:
-        seen, kind = [], None
+        """The kind of norm that x times (or over) this statistic is; None: it is no statistic of x."""
+        plain = self._uncentred(x)
+        centred = plain != x
+        values = self._same_value(x) | self._same_value(plain)
+        seen: list[str] = []
+        reduction = None
         at = self.nodes[statistic]
         for _ in range(12):
             seen.append(at.op)
-            if at.op in ("mean", "linalgvectornorm", "norm", "sum", "var"):
-                kind = "rms" if at.op == "mean" else "scale"
-            if kind is not None and set(at.inputs) & self._same_value(x):
-                rooted = any(op.endswith("sqrt") or op in ("pow", "linalgvectornorm", "norm") for op in seen)
-                return kind if rooted else None
-            if len(at.inputs) != 1:
+            if at.op in STATISTICS:
+                reduction = at.op
+            if reduction is not None and set(at.inputs) & values:
+                break
+            if len(at.inputs) != 1 or at.role in ("matrix", "mixer", "start"):
                 return None
             at = self.nodes[at.inputs[0]]
-        return None
+        else:
+            return None
+        spread = reduction in ("var", "std", "varmean")
+        rooted = any(op.endswith("sqrt") or op in ("pow", "linalgvectornorm", "norm", "std") for op in seen)
+        if not rooted or reduction not in ("mean", "sum", "norm", "linalgvectornorm", "var", "std", "varmean"):
+            return UNKNOWN
+        if spread or centred:
+            return "layer" if centred else UNKNOWN
+        return "rms" if reduction == "mean" else "scale"
 
     def _same_value(self, x: int) -> set[int]:
         """x, and what it was cast from: the statistic may be taken of either."""

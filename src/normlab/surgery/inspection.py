@@ -71,13 +71,13 @@ def inspect(model: nn.Module, example_inputs: Any = None, *, capture: str = "ope
     with _as_it_was(model):
         model.eval()
         if capture == "graph":
-            seen = GraphCapture(model, found.norms)
+            seen = GraphCapture(model, found.norms, found.unknown)
             args, kwargs = _with_gradient((args, kwargs))
             with torch.enable_grad(), seen:
                 output = model(*args, **kwargs)
             flow = seen.finish(output)
         else:
-            listener = OperatorCapture(model, found.norms)
+            listener = OperatorCapture(model, found.norms, found.unknown)
             listener.begin(args, kwargs)
             with torch.no_grad(), listener:
                 output = model(*args, **kwargs)

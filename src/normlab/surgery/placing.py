@@ -6,6 +6,7 @@ Names are those of :data:`normlab.PLACEMENTS`. What fits none is described ("att
 from __future__ import annotations
 
 from .branches import Branch
+from .flow import UNKNOWN
 
 
 def shape_of(branch: Branch) -> str:
@@ -28,6 +29,8 @@ def block_placement(branches: tuple[Branch, ...]) -> str:
     >>> block_placement((Branch("attention", entry=("a",)), Branch("feedforward", entry=("b",))))
     'pre'
     """
+    if any(b.unrecognized for b in branches):
+        return UNKNOWN
     shapes = [shape_of(b) for b in branches]
     kinds = [b.kind for b in branches]
     one = set(shapes)
@@ -71,6 +74,8 @@ def stack_placement(
         # The first branch needs no norm of its own where one stands on what enters (ModernBERT).
         labels = ["pre" if all(shape_of(b) == "pre" for b in blocks[0][1:]) else labels[0], *labels[1:]]
     one = list(dict.fromkeys(labels))
+    if UNKNOWN in one:
+        return UNKNOWN
     if one == ["post"] and twins:
         return "residual-dual"
     if one == ["sandwich"] and embedding_norm and final_norm:

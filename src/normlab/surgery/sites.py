@@ -62,6 +62,11 @@ class NormSite:
         }  # fmt: skip
 
 
+# What can be said of it all the same: by its answers it is a norm, of which not all facts are known; it is a norm with a gate; it scales
+# and shifts, and normalizes nothing.
+NATURES = ("unknown", "norm", "gated", "linear")
+
+
 @dataclass(frozen=True)
 class UnknownSite:
     """What is called a norm, or is built like one, and answers as no formula does."""
@@ -69,6 +74,7 @@ class UnknownSite:
     name: str
     module: nn.Module
     reason: str
+    nature: str = "unknown"  # one of NATURES
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "class": type(self.module).__name__, "reason": self.reason}

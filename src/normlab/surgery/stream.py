@@ -2,16 +2,17 @@
 
 Going back from a value over operators without weights (carry, scale, norm) leads along one path to a sum or to where weights
 stand. A sum is residual if on one side such a path leads to a value x (its carry), and the other side (its branch) comes from x
-as well, through weights. A stream is a chain of residual sums, each carrying the one before.
+as well, through weights. A stream is a chain of residual sums, each carrying the one before. What else is added to a stream on its way
+(a mean of it, a condition, a position) is passed over.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .flow import Flow, Node
+from .flow import NORMAL, Flow, Node
 
-ALONG = ("carry", "scale", "norm")
+ALONG = ("carry", "scale", *NORMAL)
 LEVELS = 4  # sums back that a branch may start from: parallel branches start one back
 
 
@@ -40,7 +41,8 @@ class Streams:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.sums: dict[int, Sum] = {}
-        self.bridges: dict[int, int] = {}  # sum -> the input that carries on
+        self.bridges: dict[int, int] = {}  # sum that adds an earlier value of the stream -> the input that carries on
+        self.passed: dict[int, int] = {}  # sum that adds something else to a stream -> the input that carries on
         self.users: list[list[int]] = [[] for _ in flow.nodes]
         for node in flow.nodes:
             for i in node.inputs:
@@ -58,6 +60,8 @@ class Streams:
             if node.at in self.bridges:
                 bridges.append(node.at)
                 path.append(self.bridges[node.at])
+            elif node.at in self.passed:
+                path.append(self.passed[node.at])
             elif node.role in ALONG and len(node.inputs) == 1:
                 path.append(node.inputs[0])
             else:
@@ -70,6 +74,7 @@ class Streams:
             if one is not None:
                 found.append(one)
         if not found:
+            self._pass(node)
             return
         best = min(found, key=lambda s: len(s.path))
         inner = self.sums.get(self.back(best.branch)[0][-1])
@@ -81,6 +86,12 @@ class Streams:
                 self.bridges[node.at] = best.branch
             return
         self.sums[node.at] = best
+
+    def _pass(self, node: Node) -> None:
+        """No residual sum: if one side alone leads back to one, the stream goes on through that side."""
+        ends = [self.back(side)[0][-1] in self.sums for side in node.inputs]
+        if ends.count(True) == 1:
+            self.passed[node.at] = node.inputs[ends.index(True)]
 
     def _carries(self, late: Sum, early: int) -> bool:
         """Is ``early`` a value of the stream that ``late`` ends?"""
@@ -95,7 +106,11 @@ class Streams:
 
     def _residual(self, index: int, carry: int, branch: int) -> Sum | None:
         path, bridges = self.back(carry)
+        if (self.flow.nodes[carry].factor or 0.0) < 0:
+            return None  # f(x) - x, what a branch of pooling computes: a difference, which carries nothing
         before = path[-1] if path[-1] in self.sums else None
+        # What is taken away without a matrix is a mean or a trend, and no sub-layer.
+        needed = self.flow.matrices if self.flow.nodes[index].op in ("sub", "rsub") else self.flow.weighty
         stream, at = set(path), before
         passed: set[int] = set()  # branches of the sums that were gone back over
         for _ in range(LEVELS):
@@ -107,7 +122,7 @@ class Streams:
                 return (
                     None  # another stream runs through it: what was taken for a carry is a bias that many layers share
                 )
-            if taps and not self.flow.weighty.isdisjoint(region):
+            if taps and not needed.isdisjoint(region):
                 return Sum(index, path, branch, region, taps, before, bridges)
             if at is None:
                 return None
@@ -175,7 +190,7 @@ class Streams:
 
     def norms_on(self, path: list[int]) -> list[Node]:
         """In the order they were passed through."""
-        return [self.flow.nodes[i] for i in reversed(path) if self.flow.nodes[i].role == "norm"]
+        return [self.flow.nodes[i] for i in reversed(path) if self.flow.nodes[i].role in NORMAL]
 
     def ahead(self, index: int) -> list[Node]:
         """The norms that a value reaches over operators without weights, the nearest first."""
@@ -186,10 +201,11 @@ class Streams:
             for user in self.users[i]:
                 node = self.flow.nodes[user]
                 pooled = node.op == "mean" and len(node.inputs) == 1  # of tokens, before the head
-                if user in seen or (node.role not in ALONG and not pooled and self.bridges.get(user) != i):
+                on = i in (self.bridges.get(user), self.passed.get(user))
+                if user in seen or (node.role not in ALONG and not pooled and not on):
                     continue
                 seen.add(user)
-                if node.role == "norm":
+                if node.role in NORMAL:
                     found.append(node)
                 waiting.append(user)
         return found

@@ -31,7 +31,7 @@ class Placement:
     def _attach(self) -> None:
         norms = [site.module for site in self.survey.norms]
         before = [has_hooks(norm, aside="passive") for norm in norms]
-        self._capture = _Guarded(self.model, self.survey.norms, self.guard, self.read)
+        self._capture = _Guarded(self.model, self.survey, self.guard, self.read)
         self._capture.attach()
         if [has_hooks(norm, aside="passive") for norm in norms] != before and surgery.find_residuals(self.model):
             self.forget()  # its hooks would take fused sums apart, and with them the pattern of dropout
@@ -57,10 +57,8 @@ class _Guarded(surgery.GraphCapture):
     """Its hooks never raise into the model; ``done`` gets what the model returns. (Not earlier: torch asks whether a hook takes
     keywords when it calls it, and one that has been taken off does not.)"""
 
-    def __init__(
-        self, model: nn.Module, norms: list[surgery.NormSite], guard: Guard, done: Callable[[Any], None]
-    ) -> None:
-        super().__init__(model, norms)
+    def __init__(self, model: nn.Module, survey: surgery.Survey, guard: Guard, done: Callable[[Any], None]) -> None:
+        super().__init__(model, survey.norms, survey.unknown)
         enter, leave = super()._enter, super()._leave
 
         def leaving(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
