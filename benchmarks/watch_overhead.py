@@ -1,12 +1,12 @@
 """What watching costs: a 6-layer decoder of width 256, trained with and without it, steps of all sides interleaved.
 
-Each side is its own model; a round is one step of every side in an order drawn anew, so that drift of the machine and what the
-side before left in the caches hit all. Given is the mean over rounds of (its time - the unwatched time), over the mean unwatched
-time. A scheduler's slice falls on either side now and then, so the mean is also taken without a tenth at either end, of recorded
-and of idle steps by themselves (a plain trimmed mean would throw the recorded ones away), each with its standard error. A second
-unwatched side shows what is noise. Beside it stands the watch's own count of the time spent in its hooks. Other sides: the same
-cadence with no limit, hooks as one writes them by hand (mean and deviation of every norm's output, read to the host each step), and
-W&B's watch (offline).
+Each side is a model with a watch, and is compared with itself: a round is one watched step and one with every hook taken off, in an order
+drawn anew, sides in an order drawn anew. (Two models, though alike, differ by up to a percent the whole process long: where their memory lies.) Given is
+the mean over rounds of (its time - the time without hooks), over the mean time without. A scheduler's slice falls on either
+now and then, so the mean is also taken without a tenth at either end, of recorded and of idle steps by themselves (a plain trimmed
+mean would throw the recorded ones away), each with its standard error. A model with nothing attached shows what is noise. Beside it
+stands the watch's own count of the time spent in its hooks. Other sides: the same cadence with no limit, hooks as one writes them by
+hand (mean and deviation of every norm's output, read to the host each step), and W&B's watch (offline; against the model with nothing attached).
 
     python benchmarks/watch_overhead.py --json out.json
     python benchmarks/watch_overhead.py --rounds 998 --sides lite,default    # over the 1000 steps that the limit is held over
@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,9 +30,11 @@ import torch.nn.functional as F
 import normlab
 from normlab import machine
 from normlab.watch import budget
+from normlab.watch.watch import Watch
 
 SIZES = {"architecture": "decoder", "dim": 256, "num_layers": 6, "num_heads": 4, "max_length": 128, "norm": "rms"}
 SMALL = {**SIZES, "dim": 64, "num_layers": 2, "max_length": 32}
+NOTHING = "nothing attached"
 clock = time.perf_counter
 
 
@@ -46,30 +49,78 @@ class Side:
         self.watch = attach(self.model, self.optimizer)
         self.left = clock()
 
-    def steps(self, count):
-        started = clock()
-        if hasattr(self.watch, "pause"):
-            self.watch.pause(started - self.left)  # the others' turns
-        for _ in range(count):
-            tokens = torch.randint(0, 256, (8, self.length + 1), generator=self.draw)
-            loss = F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            if self.watch is not None:
-                self.watch.step(loss=loss)
+    def step(self):
+        """With whatever is attached."""
+        started = self._others_had_their_turn()
+        loss = self._train()
+        if hasattr(self.watch, "step"):
+            self.watch.step(loss=loss)
         self.left = clock()
         return self.left - started
 
+    def bare_step(self):
+        """With every hook taken off."""
+        self._others_had_their_turn()
+        with without(self.watch):
+            started = clock()
+            self._train()
+            spent = clock() - started
+        self.left = clock()
+        return spent
 
-def naive(model, optimizer):
+    def _others_had_their_turn(self):
+        now = clock()
+        if hasattr(self.watch, "pause"):
+            self.watch.pause(now - self.left)
+        return now
+
+    def _train(self):
+        tokens = torch.randint(0, 256, (8, self.length + 1), generator=self.draw)
+        loss = F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@contextmanager
+def without(watch):
+    """The optimizer's two hooks stay: on an idle step each tests one flag."""
+    if isinstance(watch, Watch):
+        parameter, handle = watch._gradients.parameter, watch._gradients._handle
+        with watch.suspended():
+            watch.hooks.unregister()
+            watch._gradients.close()
+            yield
+        watch.hooks.register()
+        if handle is not None:
+            watch._gradients._handle = parameter.register_hook(watch._gradients._see)
+    elif isinstance(watch, ByHand):
+        watch.remove()
+        yield
+        watch.register()
+    else:
+        yield
+
+
+class ByHand:
+    """Mean and deviation of every norm's output, as one writes it."""
+
+    def __init__(self, model, optimizer):
+        self.norms = [m for m in model.modules() if isinstance(m, (normlab.RMSNorm, normlab.placements.Residual))]
+        self.register()
+
+    def register(self):
+        self.handles = [m.register_forward_hook(self.hook) for m in self.norms]
+
+    def remove(self):
+        for handle in self.handles:
+            handle.remove()
+
+    @staticmethod
     def hook(module, inputs, output):
         output = output[1] if isinstance(output, tuple) else output
-        float(output.mean()), float(output.std())
-
-    for _, module in model.named_modules():
-        if isinstance(module, (normlab.RMSNorm, normlab.placements.Residual)):
-            module.register_forward_hook(hook)
+        float(output.detach().mean()), float(output.detach().std())
 
 
 def wandb_watch(folder):
@@ -134,13 +185,12 @@ def main():
         return lambda model, optimizer: normlab.watch(model, optimizer=optimizer, out=folder / name, **options)
 
     attach = {
-        "unwatched": lambda model, optimizer: None,
-        "unwatched, once more": lambda model, optimizer: None,
+        NOTHING: lambda model, optimizer: None,
         "lite, at most 1 %": watched("lite", preset="lite", max_overhead=0.01),
         "standard (default), at most 3 %": watched("standard"),
         "full, at most 3 %": watched("full", preset="full"),
         "standard, every 10 steps without a limit": watched("free", max_overhead=None),
-        "hooks by hand": naive,
+        "hooks by hand": ByHand,
     }
     try:
         import wandb  # noqa: F401
@@ -148,29 +198,33 @@ def main():
         attach["wandb.watch, every 10 steps"] = wandb_watch(str(folder))
     except ImportError:
         print("wandb is not installed: left out", file=sys.stderr)
-    words = ("unwatched", *args.sides.split(",")) if args.sides else ("",)
+    words = (NOTHING, *args.sides.split(",")) if args.sides else ("",)
     attach = {name: make for name, make in attach.items() if any(word in name for word in words)}
     sizes = dict(SMALL if args.small else SIZES)
     sizes |= {k: v for k, v in (("dim", args.dim), ("max_length", args.length)) if v is not None}
     sides = {name: Side(sizes, make) for name, make in attach.items()}
-    times = {name: [] for name in sides}
+    times, bare = {name: [] for name in sides}, {name: [] for name in sides}
     recorded = {name: [] for name in sides}  # was that step?
     for side in sides.values():
-        side.steps(2)
+        side.step(), side.step()
     order, draw = list(sides), random.Random(0)
     for round_ in range(args.rounds):
         draw.shuffle(order)
         for name in order:
-            before = getattr(sides[name].watch, "recorded", 0)
-            times[name].append(sides[name].steps(1))
-            recorded[name].append(getattr(sides[name].watch, "recorded", 0) > before)
+            side = sides[name]
+            before = getattr(side.watch, "recorded", 0)
+            turns = [(times, side.step), (bare, side.bare_step)]
+            draw.shuffle(turns)
+            for into, turn in turns:
+                into[name].append(turn())
+            recorded[name].append(getattr(side.watch, "recorded", 0) > before)
         if (round_ + 1) % 20 == 0:
             print(f"... {round_ + 1} of {args.rounds} rounds", file=sys.stderr, flush=True)
-    base = times["unwatched"]
-    unit = statistics.fmean(base)
     rows = []
     for name, own in times.items():
         watch = sides[name].watch
+        base = bare[NOTHING if "wandb" in name else name]  # whose hooks cannot be put back
+        unit = statistics.fmean(base)
         difference = [(a - b) / unit for a, b in zip(own, base, strict=True)]
         mean, error = by_stratum(difference, recorded[name])
         count = getattr(watch, "recorded", None)

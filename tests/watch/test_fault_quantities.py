@@ -78,6 +78,23 @@ def test_a_watch_that_has_closed_leaves_no_hook_on_a_parameter(tmp_path):
     assert not any(p._backward_hooks for p in model.parameters())
 
 
+def test_an_idle_step_has_no_hook_on_a_parameter(tmp_path):
+    model, hooked = Small(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(1, 13, (5, 7))
+    with normlab.watch(model, optimizer=optimizer, out=tmp_path / "a", every=3, max_overhead=None) as watch:
+        for _ in range(7):
+            hooked.append(any(p._backward_hooks for p in model.parameters()))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+    found = normlab.Run(tmp_path / "a").series("stale_gradient")["model"]
+    assert hooked == [step in (1, 3, 6) for step in range(1, 8)]
+    assert found.steps == [1, 3, 6] and max(found.values) < 1e-5
+
+
 @pytest.mark.parametrize("eps", (1e-5, 3.0))
 def test_the_share_of_eps(tmp_path, eps):
     model = Small(eps=eps)

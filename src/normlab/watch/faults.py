@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .budget import Budget
 from .frames import FEW, NormFrame, NormFrames, NormProbe, Probe, StepFrame, rms, some
 
 
@@ -132,8 +133,8 @@ def answers_of(output: Any) -> Tensor | None:
 
 
 class Accumulated:
-    """Are the gradients that the optimizer uses those of this step? What the backward passes bring to one small parameter is
-    added up since the last optimizer step and compared with its ``.grad``.
+    """Are the gradients that the optimizer uses those of this step? What the backward passes of a recorded step bring to one small
+    parameter is added up and compared with its ``.grad``. Idle steps have no hook: four operators on a few numbers are a thousandth of a step.
 
         stale_gradient = |grad - c sum| / |grad|, c the factor that fits best: clipping and a GradScaler change the length alone
 
@@ -141,23 +142,30 @@ class Accumulated:
     between two passes of one step).
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, budget: Budget) -> None:
         every = () if model is None else model.parameters()
         self._wanted = [p for p in every if p.requires_grad and p.numel() >= 4 and type(p) is nn.Parameter]
+        self._budget = budget
         self._sum: Tensor | None = None
         self._last: Tensor | None = None
         self._handle: Any = None
         self._choose(self._wanted)
 
     def _choose(self, among: list[nn.Parameter]) -> None:
-        self.close()
         self.parameter = min(among, key=lambda p: p.numel(), default=None)
-        self._handle = None if self.parameter is None else self.parameter.register_hook(self._see)
+
+    def begin(self, active: bool) -> None:
+        """The next step, recorded or not."""
+        self.close()
+        self.stepped()
+        if active and self.parameter is not None:
+            self._handle = self.parameter.register_hook(self._see)
 
     def _see(self, grad: Tensor) -> None:
-        grad = grad.detach().float()
-        self._last = grad.clone()
-        self._sum = self._last.clone() if self._sum is None else self._sum.add_(grad)
+        with self._budget:
+            grad = grad.detach().float()
+            self._last = grad.clone()
+            self._sum = self._last.clone() if self._sum is None else self._sum.add_(grad)
 
     def measure(self) -> dict[str, dict[str, Tensor]]:
         """Before the optimizer step."""

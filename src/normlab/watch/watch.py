@@ -188,7 +188,7 @@ class Watch:
         self._optimizer_handles: list[Any] = []
         self.optimizer = optimizer
         # Of several processes each one's hooks see its own gradients alone.
-        self._gradients = Accumulated(self.model if optimizer is not None and self._world == 1 else None)
+        self._gradients = Accumulated(self.model if optimizer is not None and self._world == 1 else None, self.budget)
         if optimizer is not None:
             me = weakref.proxy(self)
             guard = Guard(lambda what, error: me._hook_failed(what, error))
@@ -284,6 +284,8 @@ class Watch:
         self._asked = self._lean if how == LEAN else self.probes
         self._values, self._before = {}, {}
         self.hooks.begin(how is not None)
+        with self.budget:
+            self._gradients.begin(how is not None)
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
