@@ -1,7 +1,7 @@
 """The tests with the oldest torch that pyproject.toml allows, the pinned one and the newest that can be installed.
 
     make matrix                                         all three; --write puts the table into docs/en and docs/zh
-    python tests/matrix.py --torch 2.6.0 -- tests/norms
+    python tests/matrix.py --torch 2.7.0 -- tests/norms
     python tests/matrix.py --keep FOLDER --processes 1  in the background; called again, it goes on where it was
 
 Each version gets an environment of its own. Without --keep it is removed before the next: an ordinary torch brings several GB.

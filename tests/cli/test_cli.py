@@ -230,6 +230,27 @@ def test_mistakes_of_the_other_verbs(capsys, tmp_path, monkeypatch, words, code)
     assert found == code and out == "" and err.startswith(f"normlab {words[0]}") and len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["diagnose", "a.txt"], "a.txt is not a folder"),
+        (["diagnose", "a.txt/b"], "a.txt/b is not a folder"),
+        (["explore", "-o", "b"], "b: is a folder; name a file in it"),
+        (["serve", "b", "--host", "no.such.host.invalid"], "--host no.such.host.invalid: "),
+        (["serve", "b", "--host", "192.0.2.1"], "--host 192.0.2.1: "),
+        (["serve", "b", "--host", "a..b"], "--host a..b: "),
+    ],
+)
+def test_a_mistake_is_named_as_what_it_is(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").touch()
+    Path("b").mkdir()
+    code, out, err = run(capsys, *words)
+    assert code in (1, 2) and out == "" and err.startswith(f"normlab {words[0]}: {said}") and len(err.splitlines()) == 1
+    assert "--port" not in err
+    assert not any(Path("b").iterdir())
+
+
 @pytest.mark.parametrize("variable", ["NORMLAB_KERNEL", "NORMLAB_ISA", "NORMLAB_HUGE_PAGES"])
 def test_a_setting_that_means_nothing_is_one_line(variable):
     """In a process of its own: they are read once, when the kernels are loaded."""

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         path = explore.write(args.out or Path(tempfile.mkdtemp(prefix="normlab-")) / PAGE)
     except OSError as error:
-        complain("explore", error)
+        complain("explore", f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
         return 1
     say(path)
     if args.out is None and not webbrowser.open(path.resolve().as_uri()):

@@ -37,6 +37,7 @@ def add(verb: Verb) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import errno
     import socket
 
     from ..errors import require
@@ -52,12 +53,17 @@ def run(args: argparse.Namespace) -> int:
         from ..report import serve
 
         bound = serve.bind(args.host, args.port)
-    except (OSError, ImportError) as error:
-        hint = "; choose another with --port, or --port 0 for a free one" if isinstance(error, OSError) else ""
-        complain(
-            "serve",
-            f"{args.host}:{args.port}: {error.strerror or error}{hint}" if isinstance(error, OSError) else error,
+    except ImportError as error:
+        complain("serve", error)
+        return 2
+    except (OSError, UnicodeError) as error:  # UnicodeError: what can be no name of a host
+        why = getattr(error, "strerror", None) or error
+        not_here = (
+            not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         )
+        complain("serve",
+                 f"--host {args.host}: {why}; it takes an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all" if not_here
+                 else f"{args.host}:{args.port}: {why}; choose another with --port, or --port 0 for a free one")  # fmt: skip
         return 2
     say(bound.address)
     note("normlab serve: press Ctrl-C to end")

@@ -7,6 +7,7 @@ exports; its hash stands in the content security policy, which lets nothing else
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import re
@@ -48,6 +49,8 @@ def page(
 
 def save(html: str, path: Path) -> Path:
     """The page as this file. An older one is replaced as a whole."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder; name a file in it", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, html)
     return path

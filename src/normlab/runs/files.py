@@ -57,6 +57,8 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
         handle = os.open(path, _OPEN)  # without waiting: a pipe would keep us until somebody writes
     except FileNotFoundError:
         raise
+    except NotADirectoryError:
+        raise RunUnreadable(f"{path.parent} is not a folder") from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
         raise RunUnreadable(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     status = os.fstat(handle)
