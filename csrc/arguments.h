@@ -45,7 +45,11 @@ public:
             if (truth < 0) nb::raise_python_error();
             return truth;
         } else {
-            return nb::cast<V>(item);
+            V value;
+            if (!nb::try_cast<V>(item, value))
+                throw nb::type_error((std::string(std::is_integral_v<V> ? "an integer" : "a number") + " is needed, got " +
+                                      nb::repr(item).c_str()).c_str());
+            return value;
         }
     }
     // The index of a word among `words`.

@@ -4,8 +4,9 @@
 namespace normlab {
 namespace {
 
-// How x lies in memory, from its own shape and strides: row-major, or with the channels innermost ("channels last").
-void set_layout(ColumnNorm& a, const Seen& x, Object facts) {
+// How x lies in memory, from its own shape and strides: row-major, or with the channels innermost ("channels last"); and the
+// mask of its positions.
+void set_input(ColumnNorm& a, const Seen& x, Object mask, Object facts) {
     Items f("facts of a column norm", facts, 6);
     a.eps = f.take<double>();
     a.offset_gain = f.take<bool>();
@@ -35,6 +36,7 @@ void set_layout(ColumnNorm& a, const Seen& x, Object facts) {
             step *= x.shape[d];
         }
     }
+    a.mask = (const uint8_t*)tensors.mask(mask.ptr(), x, channel).data;
     const int64_t positions = outer * inner;
     if (a.planes) { a.segments = outer; a.rows = inner; }
     else if (a.pooled) { a.segments = 1; a.rows = positions; }
@@ -57,10 +59,6 @@ void set_statistics(ColumnNorm& a, double* kept) {  // [mean | square | count]
     a.mean = kept;
     a.var = kept + sets(a) * a.groups;
     a.count = a.var + sets(a) * a.groups;
-}
-
-void set_mask(ColumnNorm& a, const Seen& x, Object mask) {
-    a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), x.size / a.channels).data;
 }
 
 void set_parameters(ColumnNorm& a, Object weight, Object bias) {
@@ -100,8 +98,7 @@ void run(void (*kernel)(const ColumnNorm&), ColumnNorm& a, int threads) {
 void column_moments(Object x, Object mask, Object statistics, Object facts, int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
-    set_mask(a, of_x, mask);
+    set_input(a, of_x, mask, facts);
     set_statistics(a, doubles_in("the tensor of statistics", statistics, statistics_of(a)));
     run(chosen->table->column_moments, a, threads);
 }
@@ -112,9 +109,8 @@ nb::object column_forward(Object x, Object weight, Object bias, Object mask, Obj
                           int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
+    set_input(a, of_x, mask, facts);
     set_parameters(a, weight, bias);
-    set_mask(a, of_x, mask);
     Items written("results", results, 2);
     a.y = laid_out_like(of_x, tensors.write("y", written.object().ptr()));
     if (!running.is_none()) {
@@ -134,10 +130,9 @@ nb::object column_forward(Object x, Object weight, Object bias, Object mask, Obj
 void column_apply(Object x, Object weight, Object bias, Object mask, Object statistics, Object y, Object facts, int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
+    set_input(a, of_x, mask, facts);
     a.given = true;
     set_parameters(a, weight, bias);
-    set_mask(a, of_x, mask);
     a.y = laid_out_like(of_x, tensors.write("y", y.ptr()));
     set_statistics(a, statistics_in(statistics, statistics_of(a)));
     if (of_x.size) run(chosen->table->column_forward, a, threads);
@@ -152,7 +147,7 @@ void column_backward(Object grad, Object x, Object weight, Object mask, Object s
                      int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
+    set_input(a, of_x, mask, facts);
     a.given = given;
     Items written("gradients", gradients, 3);
     const Object dx = written.object(), dweight = written.object(), dbias = written.object();
@@ -161,7 +156,6 @@ void column_backward(Object grad, Object x, Object weight, Object mask, Object s
     a.dweight = p.write("dweight", dweight, a.channels);
     a.dbias = p.write("dbias", dbias, a.channels);
     a.param_dtype = p.dtype;
-    set_mask(a, of_x, mask);
     a.grad = laid_out_like(of_x, tensors.read("the gradient", grad.ptr()));
     set_statistics(a, statistics_in(statistics, statistics_of(a)));
     a.dx = laid_out_like(of_x, tensors.write("dx", dx.ptr()));
@@ -173,9 +167,8 @@ void column_backward(Object grad, Object x, Object weight, Object mask, Object s
 void column_sums(Object grad, Object x, Object weight, Object mask, Object statistics, Object sums, Object facts, int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
+    set_input(a, of_x, mask, facts);
     set_parameters(a, weight, nb::none());
-    set_mask(a, of_x, mask);
     a.grad = laid_out_like(of_x, tensors.read("the gradient", grad.ptr()));
     set_statistics(a, statistics_in(statistics, statistics_of(a)));
     a.sum_grad = doubles_in("the sums", sums, 2 * columns(a));
@@ -188,8 +181,7 @@ void column_combine(Object grad, Object x, Object mask, Object statistics, Objec
                     int threads) {
     ColumnNorm a{};
     const Seen of_x = tensors.read("x", x.ptr());
-    set_layout(a, of_x, facts);
-    set_mask(a, of_x, mask);
+    set_input(a, of_x, mask, facts);
     a.grad = laid_out_like(of_x, tensors.read("the gradient", grad.ptr()));
     set_statistics(a, statistics_in(statistics, statistics_of(a)));
     a.direct = doubles_in("the coefficients", coefficients, 3 * columns(a));

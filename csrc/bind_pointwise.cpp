@@ -25,7 +25,7 @@ void set_curve(Pointwise& a, Parameters& p, Items& parameters) {
     a.weight = p.read("weight", parameters.object(), a.width);
 }
 
-void set_mask(Pointwise& a, Object mask) { a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.rows).data; }
+void set_mask(Pointwise& a, const Seen& x, Object mask) { a.mask = (const uint8_t*)tensors.mask(mask.ptr(), x, x.axes - 1).data; }
 
 // parameters: (alpha, shift, weight, bias)
 void pointwise_forward(Object x, Object parameters, Object mask, Object y, Object form, int threads) {
@@ -37,7 +37,7 @@ void pointwise_forward(Object x, Object parameters, Object mask, Object y, Objec
     set_curve(a, p, read);
     a.bias = p.read("bias", read.object(), a.width);
     a.param_dtype = p.dtype;
-    set_mask(a, mask);
+    set_mask(a, of_x, mask);
     a.y = dense_like(of_x, tensors.write("y", y.ptr()));
     nb::gil_scoped_release released;
     chosen->table->pointwise_forward(a);
@@ -52,7 +52,7 @@ void pointwise_backward(Object grad, Object x, Object parameters, Object mask, O
     Parameters p;
     Items read("parameters", parameters, 3);
     set_curve(a, p, read);
-    set_mask(a, mask);
+    set_mask(a, of_x, mask);
     Items written("gradients", gradients, 5);
     const Object dx = written.object();
     a.dalpha = p.write_scalar("dalpha", written.object());

@@ -77,7 +77,7 @@ void set_parameters_and_gradients(RowNorm& a, Object weight, Object dweight, Obj
     a.param_dtype = p.dtype;
 }
 
-void set_mask(RowNorm& a, Object mask) { a.mask = (const uint8_t*)tensors.mask("mask", mask.ptr(), a.rows).data; }
+void set_mask(RowNorm& a, const Seen& x, Object mask) { a.mask = (const uint8_t*)tensors.mask(mask.ptr(), x, x.axes - 1).data; }
 
 void forward(RowNorm& a, int threads) {
     a.threads = threads;
@@ -97,7 +97,7 @@ nb::object row_forward(Object x, Object weight, Object bias, Object mask, Object
     set_rows(a, of_x);
     set_row_facts(a, facts);
     set_parameters(a, weight, bias);
-    set_mask(a, mask);
+    set_mask(a, of_x, mask);
     a.y = dense_like(of_x, tensors.write("y", y.ptr()));
     Place kept;
     set_statistics(a, kept.at(statistics, statistics_of(a)));
@@ -114,7 +114,7 @@ void row_backward(Object grad, Object x, Object weight, Object mask, Object stat
     Items written("gradients", gradients, 3);
     const Object dx = written.object(), dweight = written.object(), dbias = written.object();
     set_parameters_and_gradients(a, weight, dweight, dbias);
-    set_mask(a, mask);
+    set_mask(a, of_x, mask);
     a.grad = dense_like(of_x, tensors.read("the gradient", grad.ptr()));
     a.dx = dense_like(of_x, tensors.write("dx", dx.ptr()));
     set_statistics(a, statistics_in(statistics, statistics_of(a)));
@@ -129,7 +129,7 @@ nb::object residual_forward(Object x, Object branch, Object weight, Object bias,
     set_rows(a, of_x);
     set_residual_facts(a, facts);
     set_parameters(a, weight, bias);
-    set_mask(a, mask);
+    set_mask(a, of_x, mask);
     a.branch = dense_like(of_x, tensors.read("branch", branch.ptr()));
     Items written("results", results, 3);
     a.y = dense_like(of_x, tensors.write("y", written.object().ptr()));
@@ -153,7 +153,7 @@ void residual_backward(Object grads, Object stream, Object weight, Object mask, 
     const Object dx = written.object(), dbranch = written.object(), dweight = written.object(), dbias = written.object();
     if (dbranch.is_none() && !(a.alpha == 1 && a.drop == 0)) throw nb::value_error("dbranch is missing");
     set_parameters_and_gradients(a, weight, dweight, dbias);
-    set_mask(a, mask);
+    set_mask(a, of_stream, mask);
     Items above("gradients from above", grads, 2);
     a.grad = dense_like(of_stream, tensors.read("the gradient", above.object().ptr()));
     a.grad_stream = read_like(of_stream, "the gradient of the stream", above.object());

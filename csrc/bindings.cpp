@@ -41,9 +41,9 @@ NB_MODULE(_native, m) {
     m.attr("openmp") = false;
 #endif
     nb::exception<Unfit>(m, "Unfit", PyExc_RuntimeError);
-    m.def("see_tensors", [](Object capsule, Object plain, Object is_neg) {
-        return tensors.use(capsule.ptr(), plain.ptr(), is_neg.ptr());
-    }, "torch's table for looking into tensors, the plain types, Tensor.is_neg; False: descriptions must be sent");
+    m.def("see_tensors", [](Object capsule, Object plain, Object questions) {
+        return tensors.use(capsule.ptr(), plain.ptr(), questions.ptr());
+    }, "torch's table for looking into tensors, the plain types, methods that tell the rest; False: descriptions must be sent");
     m.def("take_descriptions", [](Object type) { tensors.take_descriptions(type.ptr()); }, "the type of a description");
     bind_rows(m);
     bind_columns(m);

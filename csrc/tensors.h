@@ -48,16 +48,21 @@ struct Seen {
 
 class Tensors {
 public:
-    // `capsule`: the table, `plain`: the types whose memory is what they hold, `is_neg`: torch.Tensor.is_neg.
+    // `capsule`: the table, `plain`: the types whose memory is what they hold, `questions`: what the table does not tell,
+    // torch's own methods is_neg, untyped_storage, storage_offset of a tensor and nbytes of a storage.
     // False when the table is not of a version we know, or cannot look.
-    bool use(PyObject* capsule, PyObject* plain, PyObject* is_neg) {
+    bool use(PyObject* capsule, PyObject* plain, PyObject* questions) {
         const Table* found = (const Table*)PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
         if (!found) PyErr_Clear();
-        table_ = found && found->major == 1 && found->look ? found : nullptr;
-        Py_XINCREF(plain); Py_XINCREF(is_neg);  // for as long as the process lives
+        table_ = found && found->major == 1 && found->look && PyTuple_Size(questions) == 4 ? found : nullptr;
+        if (!table_) return false;
+        Py_INCREF(plain); Py_INCREF(questions);  // for as long as the process lives
         plain_ = plain;
-        is_neg_ = is_neg;
-        return table_;
+        is_neg_ = PyTuple_GetItem(questions, 0);
+        untyped_storage_ = PyTuple_GetItem(questions, 1);
+        storage_offset_ = PyTuple_GetItem(questions, 2);
+        nbytes_ = PyTuple_GetItem(questions, 3);
+        return true;
     }
 
     // The type in which Python sends descriptions: no other tuple is taken for a tensor, and its numbers for an address.
@@ -68,13 +73,16 @@ public:
 
     // What is read: floating point, any layout.
     Seen read(const char* name, PyObject* object) { return floating(see(name, object, true)); }
-    // What is written: fresh tensors of ours, or buffers. Nothing can be pending on memory that is overwritten.
+    // What is written: fresh tensors of ours. Buffers of a layer are read as well, and so go by `read`.
     Seen write(const char* name, PyObject* object) { return floating(see(name, object, false)); }
-    Seen mask(const char* name, PyObject* object, int64_t count) {
+    // Of x's shape without its axis of features.
+    Seen mask(PyObject* object, const Seen& x, int32_t features) {
         if (object == Py_None) return {};
-        const Seen s = see(name, object, false);
+        const Seen s = see("mask", object, true);
         if (!s.boolean) s.refuse("is not boolean");
-        if (s.size != count) s.refuse("has " + std::to_string(s.size) + " values, " + std::to_string(count) + " are needed");
+        bool alike = s.axes == x.axes - 1;
+        for (int32_t d = 0; alike && d < s.axes; ++d) alike = s.shape[d] == x.shape[d + (d >= features)];
+        if (!alike) s.refuse("has another shape than the positions of " + std::string(x.name));
         if (!s.dense()) s.refuse("is not dense");
         return s;
     }
@@ -97,7 +105,8 @@ private:
     };
     static constexpr int most_axes = 24;  // of a description
     const Table* table_ = nullptr;
-    PyObject *plain_ = nullptr, *is_neg_ = nullptr, *description_ = nullptr;
+    PyObject *plain_ = nullptr, *description_ = nullptr;
+    PyObject *is_neg_ = nullptr, *untyped_storage_ = nullptr, *storage_offset_ = nullptr, *nbytes_ = nullptr;
     int64_t room_[16][2][most_axes];  // shapes and strides of the descriptions of one call; only with the GIL held
     int described_ = 0;
 
@@ -147,7 +156,7 @@ private:
         s.shape = v.shape;
         s.strides = v.strides;
         measure(s);
-        if (s.size && !has_memory(s.data, object)) s.refuse("has no memory (was its storage resized to 0?)");
+        if (read && s.size) require_memory(s, v.bits / 8, object);
         if (read && !s.boolean && is_negated(object)) s.refuse("is to be read with the other sign (negative bit)");
         return s;
     }
@@ -183,21 +192,25 @@ private:
         if (!s.size) s.data = &empty;  // for kernels null means "none"; of no values none is read
     }
 
-    // A view into a storage that was resized to 0 has a small address, its offset: real memory is not that low, save the
-    // heap of a program at a fixed address. Only then it is worth asking.
-    static bool has_memory(const void* data, PyObject* object) {
-        if ((uintptr_t)data >> 40) return true;
-        if (!data) return false;
-        bool found = false;
-        if (PyObject* storage = PyObject_CallMethod(object, "untyped_storage", nullptr)) {
-            if (PyObject* address = PyObject_CallMethod(storage, "data_ptr", nullptr)) {
-                found = PyObject_IsTrue(address) == 1;
-                Py_DECREF(address);
-            }
-            Py_DECREF(storage);
-        }
+    // A storage can be resized below the tensors that view it, and then is not asked by torch's operators either.
+    void require_memory(const Seen& s, int64_t item, PyObject* object) const {
+        int64_t last = 0;  // from the first value to the last; torch has no negative strides
+        for (int32_t d = 0; d < s.axes; ++d) last += (s.shape[d] - 1) * s.strides[d];
+        PyObject* storage = PyObject_Vectorcall(untyped_storage_, &object, 1, nullptr);
+        const int64_t bytes = storage ? number(nbytes_, storage) : -1;
+        Py_XDECREF(storage);
+        const int64_t before = number(storage_offset_, object) * item, needed = before + (last + 1) * item;
         PyErr_Clear();
-        return found;
+        // Zeros without memory have a size, but no address.
+        if (bytes <= 0 || (int64_t)(uintptr_t)s.data == before) s.refuse("has no memory (was its storage resized to 0?)");
+        if (bytes < needed)
+            s.refuse("needs " + std::to_string(needed) + " bytes of a storage that has " + std::to_string(bytes) + " (was it resized?)");
+    }
+    static int64_t number(PyObject* method, PyObject* object) {
+        PyObject* answer = PyObject_Vectorcall(method, &object, 1, nullptr);
+        const int64_t n = answer ? PyLong_AsLongLong(answer) : -1;
+        Py_XDECREF(answer);
+        return n;
     }
 
     // torch can flip the sign of a view without touching memory; DLPack does not tell.

@@ -52,6 +52,7 @@ TWISTS = {
     "made in inference mode": Twist(EITHER, (INPUT, PARAMETER, MASK, RUNNING), "class"),
     "sparse": Twist(EITHER, (INPUT, PARAMETER, MASK), "class"),
     "storage resized to nothing": Twist(REFUSED, (INPUT, PARAMETER, MASK, RUNNING), "class"),
+    "storage a byte too short": Twist(REFUSED, (INPUT, PARAMETER, MASK, RUNNING), "class"),
     "upstream gradient without storage": Twist(EITHER, (GRAD,), "class"),
     "on the meta device": Twist(REFUSED, (INPUT, PARAMETER, MASK, RUNNING), "class"),
     "no floating dtype": Twist(EITHER, (PARAMETER, RUNNING), "class"),
@@ -71,6 +72,8 @@ TWISTS = {
     "saved: other dtype": Twist(EITHER, group="saved"),
     "saved: meta": Twist(EITHER, group="saved"),
     "saved: storage resized to nothing": Twist(EITHER, group="saved"),
+    "saved: storage a byte too short": Twist(EITHER, group="saved"),
+    "saved: mask of another shape": Twist(EITHER, group="saved"),
     "saved: sparse": Twist(EITHER, group="saved"),
     "saved: None": Twist(EITHER, group="saved"),
     # what happens to a tensor between forward and backward
@@ -79,6 +82,7 @@ TWISTS = {
     "later: data with gaps": Twist(EITHER, (INPUT, PARAMETER), "later"),
     "later: other values in data": Twist(ANY, (INPUT, PARAMETER), "later"),
     "later: storage resized to nothing": Twist(EITHER, SAVED, "later"),
+    "later: storage a byte too short": Twist(EITHER, SAVED, "later"),
     "later: changed in place": Twist(EITHER, SAVED, "later"),
     "later: freed": Twist(SAME, group="later"),  # whatever needs no gradient
     # around the call
@@ -344,7 +348,7 @@ def _draw_twists(plan: Plan, r: random.Random) -> None:
 
 SOME_VALUES = (  # twists of a tensor that has any
     "expanded", "overlapping", "storage resized to nothing", "later: storage resized to nothing",
-    "upstream gradient without storage", "wrong size",
+    "storage a byte too short", "later: storage a byte too short", "upstream gradient without storage", "wrong size",
 )  # fmt: skip
 
 

@@ -98,6 +98,8 @@ def _dressed(plan: Plan, role: str, t: Tensor, twists: list[str], kept: dict[str
         t = other_size(t, r)
     if "storage resized to nothing" in twists or "upstream gradient without storage" in twists:
         return memory.without_storage(t)
+    if "storage a byte too short" in twists:
+        return memory.short_storage(t)
     if "on the meta device" in twists:
         return t.to("meta")
     if "tensor of no memory, all zero" in twists:

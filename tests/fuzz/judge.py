@@ -231,6 +231,10 @@ def _handed_back(plan: Plan, hook: str, saved: Tensor) -> Any:
     t = memory.plain(t)
     if hook == "saved: storage resized to nothing":
         return memory.without_storage(t) if t.numel() else t
+    if hook == "saved: storage a byte too short":
+        return memory.short_storage(t) if t.numel() else t
+    if hook == "saved: mask of another shape":
+        return t.flatten() if t.dtype == torch.bool else t
     if hook == "saved: one value less":
         return memory.Placed(t.flatten()[:-1], place=wall).tensor
     if hook == "saved: first value alone":
@@ -307,6 +311,8 @@ def _meanwhile(plan: Plan, name: str, role: str, t: dict[str, Any]) -> None:
                 own.logical_not_() if role == "mask" else own.add_(1)
             elif name == "later: storage resized to nothing":
                 own.untyped_storage().resize_(0)
+            elif name == "later: storage a byte too short":
+                own.untyped_storage().resize_(own.untyped_storage().nbytes() - 1)
             else:
                 now = memory.plain(own)
                 if name == "later: data of another size":

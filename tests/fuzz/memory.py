@@ -107,6 +107,13 @@ def without_storage(values: Tensor) -> Tensor:
     return t
 
 
+def short_storage(values: Tensor) -> Tensor:
+    """Shape and dtype as before, of the memory a byte given back."""
+    t = values.clone()
+    t.untyped_storage().resize_(t.untyped_storage().nbytes() - 1)
+    return t
+
+
 class Wrapped(torch.Tensor):
     """A tensor without memory of its own, as quantized and distributed ones are: it hands every op to another."""
 

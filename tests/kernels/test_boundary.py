@@ -251,26 +251,63 @@ def test_an_imaginary_part_of_a_conjugate_keeps_its_sign():
         torch.testing.assert_close(a, b)
 
 
+def shrunk(t, left):
+    """t, whose storage was resized: to nothing, or to one byte less than it needs, so that the last value reaches beyond."""
+    t.untyped_storage().resize_(left if left == 0 else t.untyped_storage().nbytes() - 1)
+    return t
+
+
+@pytest.mark.parametrize("left", [0, -1], ids=["nothing", "a byte less"])
 @pytest.mark.parametrize("where", ["whole", "view"])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_storage_of_no_bytes_is_an_error(name, where):
+def test_a_storage_that_was_resized_is_an_error(name, where, left):
     def gone(*shape):
-        base = torch.randn(*shape[:-1], shape[-1] + 1)[..., 1:] if where == "view" else torch.randn(shape)
-        base.untyped_storage().resize_(0)
-        return base
+        return shrunk(torch.randn(*shape[:-1], shape[-1] + 1)[..., 1:] if where == "view" else torch.randn(shape), left)
 
+    refused = pytest.raises(RuntimeError, match=r"no memory|for storage of size|of a storage that has")
     layer, x = layer_of(name), torch.randn(3, 5, WIDTH)
-    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
+    with refused:
         layer(gone(3, 5, WIDTH))
     for key, p in list(layer.named_parameters()):
         own = copy.deepcopy(layer)
         setattr(own, key, nn.Parameter(gone(*p.shape)))
-        with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
+        with refused:
             own(x)
+    for key, b in list(layer.named_buffers()):
+        if b.dim() == 1:
+            own = copy.deepcopy(layer)
+            setattr(own, key, gone(*b.shape))
+            others = {k: t.clone() for k, t in own.named_buffers() if k != key}
+            with refused:
+                own(x)
+            assert all(torch.equal(t, others[k]) for k, t in own.named_buffers() if k != key)
     mask = torch.ones(3, 6, dtype=torch.bool)[:, 1:] if where == "view" else torch.ones(3, 5, dtype=torch.bool)
-    mask.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match=r"no memory|storage of size 0"):
-        layer(x, mask=mask)
+    with refused:
+        layer(x, mask=shrunk(mask, left))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_storage_resized_between_forward_and_backward_is_an_error(name):
+    layer, x = layer_of(name), torch.randn(3, 5, WIDTH, requires_grad=True)
+    y = layer(x)
+    shrunk(x, -1)
+    with pytest.raises(RuntimeError, match="of a storage that has"):
+        y.backward(torch.randn_like(y))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["gradient", "second derivative"])
+@pytest.mark.parametrize("name", [*EVERY, "residual"])
+def test_a_mask_that_comes_back_in_another_shape_is_refused(name, again):
+    """As many values, other positions: taken by their number alone, gradients were wrong by any amount."""
+    layer = normlab.ResidualNorm(WIDTH) if name == "residual" else layer_of(name)
+    if again and name == "power":
+        pytest.skip("no second derivative")
+    x, mask = torch.randn(3, 5, WIDTH, requires_grad=True), torch.rand(3, 5) < 0.6
+    inputs = (x, torch.randn(3, 5, WIDTH)) if name == "residual" else (x,)
+    with saved_tensors_hooks(lambda t: t, lambda t: t.view(5, 3) if t.shape == mask.shape else t):
+        y = layer(*inputs, mask=mask)
+    with pytest.raises(RuntimeError, match=r"mask.*changed between forward and backward"):
+        torch.autograd.grad(y, x, torch.randn_like(y), create_graph=again)
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -117,6 +117,23 @@ def test_row_norms_by_torch_are_ours(options, dtype):
     assert y.dtype == dtype
 
 
+def test_statistics_that_are_moved_after_their_use_elsewhere():
+    """torch keeps what it was given for backward, and refuses it once it has moved."""
+    layer = normlab.BatchNorm(WIDTH, causal="running", device="meta")
+    layer(torch.randn(3, 5, WIDTH, device="meta", requires_grad=True)).sum().backward()
+    assert layer.weight.grad.shape == (WIDTH,)
+
+
+@pytest.mark.parametrize("make, shape", [
+    (lambda device: normlab.InstanceNorm(WIDTH, device=device), (1, 1, WIDTH)),
+    (lambda device: normlab.GroupNorm(WIDTH, WIDTH, device=device), (1, WIDTH)),
+    (lambda device: normlab.GroupNorm(WIDTH, WIDTH, causal="position", device=device), (1, 1, WIDTH)),
+])  # fmt: skip
+def test_a_single_value_is_its_own_mean_elsewhere(make, shape):
+    assert not make("cpu")(torch.randn(shape)).any()
+    assert make("meta")(torch.randn(shape, device="meta")).shape == shape
+
+
 def test_a_residual_elsewhere_has_both_results():
     norm = normlab.ResidualNorm(WIDTH, alpha=1.5, dropout=0.1, return_stream=True, device="meta")
     x = torch.empty(3, 5, WIDTH, device="meta")

@@ -39,6 +39,9 @@ REFUSED: dict[str, tuple[type[Exception], list[str], Callable[[], tuple[Tensor, 
                   lambda: (draw(5, 11, FEATURES), {"mask": torch.ones(55, dtype=torch.bool)})),
     "mask-full": (ValueError, ["(5, 11, 1)", "(5, 11)"],
                   lambda: (draw(5, 11, FEATURES), {"mask": torch.ones(5, 11, 1, dtype=torch.bool)})),
+    "sparse": (TypeError, ["dense", "sparse", "to_dense"], lambda: (draw(5, 11, FEATURES).to_sparse(), {})),
+    "mask-sparse": (TypeError, ["mask", "dense", "to_dense"],
+                    lambda: (draw(5, 11, FEATURES), {"mask": torch.ones(5, 11, dtype=torch.bool).to_sparse()})),
     "mask-integers": (TypeError, ["int64", "bool"],
                       lambda: (draw(5, 11, FEATURES), {"mask": torch.ones(5, 11, dtype=torch.int64)})),
     "mask-floats": (TypeError, ["float32", "bool"], lambda: (draw(5, 11, FEATURES), {"mask": torch.ones(5, 11)})),
@@ -150,13 +153,39 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
     "shape": (lambda x: functional.layer_norm(x, (11, 22)), ["(5, 11, 21)", "(11, 22)"]),
     "dropout": (lambda x: functional.residual_norm(x, x, dropout=1.5), ["dropout", "1.5"]),
     "norm": (lambda x: functional.residual_norm(x, x, norm="batch"), ["'batch'", "layer", "rms"]),
-}
+    "layer weight without gain": (
+        lambda x: functional.layer_norm(x, (21,), torch.ones(21), gain="none"), ["gain='none'", "weight"]),
+    "batch weight without gain": (
+        lambda x: functional.batch_norm(x, weight=torch.ones(21), training=True, gain="none"), ["gain='none'", "weight"]),
+    "residual weight without gain": (
+        lambda x: functional.residual_norm(x, x, torch.ones(21), gain="none"), ["gain='none'", "weight"]),
+    "one running statistic": (
+        lambda x: functional.batch_norm(x, torch.zeros(21), None, training=True), ["running_mean", "running_var", "both"]),
+    "momentum a tensor": (lambda x: moved(x, momentum=torch.tensor(0.1)), ["momentum", "tensor(0.1"]),
+    "momentum none": (lambda x: moved(x, momentum=None), ["momentum", "None"]),
+    "momentum text": (lambda x: moved(x, momentum="0.1"), ["momentum", "'0.1'"]),
+    "groups no integer": (lambda x: functional.group_norm(x, 3.0), ["num_groups", "3.0"]),  # type: ignore[arg-type]
+    "running statistics of two axes": (
+        lambda x: functional.batch_norm(x, torch.zeros(3, 7), torch.ones(21), training=True), ["(3, 7)", "running_mean"]),
+}  # fmt: skip
+TYPES: dict[str, tuple[Callable[[Tensor], Any], list[str]]] = {
+    "shape no integers": (lambda x: functional.layer_norm(x, (21.0,)), ["integer", "21.0"]),  # type: ignore[arg-type]
+    "partial no integer": (lambda x: functional.rms_norm(x, (21,), partial=3.5), ["integer", "3.5"]),  # type: ignore[arg-type]
+    "weight a list": (lambda x: functional.group_norm(x, 3, [1.0] * 21), ["weight", "list"]),  # type: ignore[arg-type]
+    "weight sparse": (lambda x: functional.batch_norm(x, weight=torch.ones(21).to_sparse(), training=True), ["dense", "sparse"]),
+    "alpha to be learned": (
+        lambda x: functional.residual_norm(x, x, alpha=torch.ones((), requires_grad=True)), ["alpha", "gradient"]),  # type: ignore[arg-type]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", FUNCTIONS)
+def moved(x: Tensor, momentum: Any) -> Tensor:
+    return functional.batch_norm(x, torch.zeros(21), torch.ones(21), training=True, momentum=momentum)
+
+
+@pytest.mark.parametrize("mistake", [*FUNCTIONS, *TYPES])
 def test_functions_refuse_what_layers_refuse(mistake: str) -> None:
-    call, words = FUNCTIONS[mistake]
-    with pytest.raises(ValueError) as caught:
+    call, words = {**FUNCTIONS, **TYPES}[mistake]
+    with pytest.raises(TypeError if mistake in TYPES else ValueError) as caught:
         call(draw(5, 11, 21))
     for word in words:
         assert word in str(caught.value), f"{word!r} is missing in: {caught.value}"

@@ -30,6 +30,8 @@ def check_floating(op: str, x: Tensor) -> None:
         raise TypeError(f"{op} takes a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{op} takes a floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
+    if x.layout is not torch.strided and type(x) in PLAIN:
+        raise TypeError(f"{op} takes a dense tensor, got one with layout {x.layout}; convert it first: x.to_dense()")
 
 
 def check_eps(eps: float) -> float:
@@ -38,10 +40,18 @@ def check_eps(eps: float) -> float:
     return float(eps)
 
 
-def check_gain(gain: str) -> str:
+def check_gain(gain: str, weight: Tensor | None = None) -> str:
     if gain not in ("none", "direct", "offset"):
         raise ValueError(unknown("gain", gain, ("none", "direct", "offset")))
+    if gain == "none" and weight is not None:
+        raise ValueError("gain='none' takes no weight, but one was given; leave it out, or say gain='direct'")
     return gain
+
+
+def check_momentum(op: str, momentum: float) -> float:
+    if not isinstance(momentum, (int, float)) or not 0 <= momentum <= 1:
+        raise ValueError(f"{op}: momentum must be a number in [0, 1], got {momentum!r}")
+    return momentum
 
 
 def check_same_device(op: str, x: Tensor, **others: Tensor | None) -> None:
@@ -56,6 +66,8 @@ def check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
     if not isinstance(p, Tensor) or not p.is_floating_point():
         got = p.dtype if isinstance(p, Tensor) else type(p).__name__
         raise TypeError(f"{op}: {name} must be a floating-point tensor, got {got}")
+    if p.layout is not torch.strided and type(p) in PLAIN:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got one with layout {p.layout}; convert it: .to_dense()")
     if p.numel() != size:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
 
@@ -91,6 +103,10 @@ def as_mask(
         if tuple(mask.shape) != positions:
             raise ValueError(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
+            )
+        if mask.layout is not torch.strided and type(mask) in PLAIN:
+            raise TypeError(
+                f"{op}: mask must be a dense tensor, got one with layout {mask.layout}; convert it: .to_dense()"
             )
         check_same_device(op, x, mask=mask)
         if not is_compiling() and mask.is_inference() and not torch.is_inference_mode_enabled():
@@ -136,6 +152,10 @@ def check_running(op: str, channels: int, **running: Tensor | None) -> None:
     """Before anything is computed: running statistics that cannot be moved."""
     for name, t in running.items():
         check_parameter(op, name, t, channels)
+        if t is not None and t.dim() != 1:
+            raise ValueError(
+                f"{op}: {name} has shape {tuple(t.shape)}, a value per channel along one axis is needed: .flatten()"
+            )
         if is_compiling():
             continue
         cpu.with_memory(t)
@@ -176,7 +196,9 @@ def check_columns(
     channel = check_channels(op, x, channel_dim)
     size = x.shape[channel]
     for name, p in (("weight", weight), ("bias", bias), *buffers.items()):
-        if p is not None and (p.numel() != size or p.device != x.device or not p.is_floating_point()):
+        if p is None:
+            continue
+        if not isinstance(p, Tensor) or p.numel() != size or p.device != x.device or not p.is_floating_point():
             check_parameter(op, name, p, size)
             check_same_device(op, x, **{name: p})
     return channel
@@ -191,5 +213,5 @@ def check_batch(op: str, x: Tensor, channels: int, group: Any) -> None:
 
 
 def check_groups(num_groups: int, channels: int) -> None:
-    if num_groups < 1 or channels % num_groups:
+    if not isinstance(num_groups, int) or num_groups < 1 or channels % num_groups:
         raise ValueError(f"num_groups must divide the channels: {channels} channels, num_groups={num_groups}")

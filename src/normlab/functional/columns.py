@@ -22,6 +22,7 @@ from .checks import (
     check_gain,
     check_groups,
     check_memory,
+    check_momentum,
     check_running,
     dense,
     of_one_dtype,
@@ -59,7 +60,7 @@ def column_norm(
                                 want_statistics=want_statistics)  # fmt: skip
         return y.movedim(-1, channel), found
     check_eps(eps)
-    offset = check_gain(gain) == "offset"
+    offset = check_gain(gain, weight) == "offset"
     weight, bias = dense(weight), dense(bias)
     route = route_of(op, x)
     if route != "eager" or not (
@@ -165,7 +166,7 @@ def batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
-    momentum: float | Tensor = 0.1,
+    momentum: float = 0.1,
     eps: float = 1e-5,
     *,
     channel_dim: int = -1,
@@ -183,8 +184,10 @@ def batch_norm(
     statistics = running = None
     if training:
         check_batch(op, x, channels, group)
-        if running_mean is not None and running_var is not None:
-            running = (running_mean, running_var, momentum)
+        if (running_mean is None) != (running_var is None):
+            raise ValueError(f"{op}: give running_mean and running_var both, or none of them")
+        if running_mean is not None:
+            running = (running_mean, running_var, check_momentum(op, momentum))
     elif running_mean is None or running_var is None:
         raise ValueError(
             f"{op}: without running statistics there is nothing to evaluate with; pass them or training=True"

@@ -100,10 +100,18 @@ def _row_norm_checked(
     return y.unflatten(-1, shape) if k > 1 else y
 
 
-def _facts(mode: RowMode, eps: float, width: int, partial: int | None, gain: str, round_before_gain: bool) -> RowFacts:
+def _facts(
+    mode: RowMode,
+    eps: float,
+    width: int,
+    partial: int | None,
+    gain: str,
+    weight: Tensor | None,
+    round_before_gain: bool,
+) -> RowFacts:
     make = RowFacts if is_compiling() or type(width) is not int else known_row_facts
     return make(
-        mode, eps, width, width if partial is None else partial, check_gain(gain) == "offset", round_before_gain
+        mode, eps, width, width if partial is None else partial, check_gain(gain, weight) == "offset", round_before_gain
     )
 
 
@@ -122,7 +130,7 @@ def layer_norm(
 ) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last axes; see :class:`normlab.LayerNorm`."""
     shape = tuple(normalized_shape)
-    facts = _facts("layer", check_eps(eps), math.prod(shape), None, gain, round_before_gain)
+    facts = _facts("layer", check_eps(eps), math.prod(shape), None, gain, weight, round_before_gain)
     return row_norm("layer_norm", x, shape, weight, bias, facts, mask, lengths, detach_statistics)
 
 
@@ -142,7 +150,7 @@ def rms_norm(
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * gain over the last axes; see :class:`normlab.RMSNorm`."""
     shape = tuple(normalized_shape)
-    facts = _facts("rms", rms_eps(x, eps), math.prod(shape), partial, gain, round_before_gain)
+    facts = _facts("rms", rms_eps(x, eps), math.prod(shape), partial, gain, weight, round_before_gain)
     return row_norm("rms_norm", x, shape, weight, bias, facts, mask, lengths, detach_statistics)
 
 
@@ -169,7 +177,7 @@ def scale_norm(
     """weight * x / max(|x|, eps) with one weight for the whole vector; see :class:`normlab.ScaleNorm`."""
     check_floating("scale_norm", x)
     shape = tuple(x.shape[-1:])
-    facts = _facts("scale", check_eps(eps), math.prod(shape), None, "direct", False)
+    facts = _facts("scale", check_eps(eps), math.prod(shape), None, "direct", weight, False)
     return row_norm("scale_norm", x, shape, weight, None, facts, mask, lengths, detach_statistics)
 
 
@@ -200,7 +208,11 @@ def residual_norm(
     mode: RowMode = "layer" if norm == "layer" else "rms"
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout must lie in [0, 1), got {dropout!r}")
-    offset, eps, alpha = check_gain(gain) == "offset", check_eps(eps), float(alpha)
+    if isinstance(alpha, Tensor) and alpha.requires_grad:
+        raise TypeError(
+            f"{op}: alpha is a constant and gets no gradient; to learn it, scale x before: residual_norm(alpha * x, ...)"
+        )
+    offset, eps, alpha = check_gain(gain, weight) == "offset", check_eps(eps), float(alpha)
     drop = dropout if training else 0.0
 
     def run_eager(rows_mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:

@@ -63,12 +63,20 @@ class _Description(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _storage_address(t: Tensor) -> int:
-    """Where its memory begins; 0 where it has none of its own."""
+def _memory_fault(t: Tensor) -> str | None:
+    """Why the memory behind a tensor with values must not be read, if so."""
     try:
-        return t.untyped_storage().data_ptr()
+        storage = t.untyped_storage()
+        bytes_there = storage.nbytes() if storage.data_ptr() else 0
     except RuntimeError:  # a class whose memory is elsewhere; in older torch also zeros without memory
-        return 0
+        bytes_there = 0
+    if bytes_there == 0:
+        return "has no memory (was its storage resized to 0?)"
+    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    needed = (t.storage_offset() + last + 1) * t.element_size()
+    if bytes_there < needed:
+        return f"needs {needed} bytes of a storage that has {bytes_there} (was it resized?)"
+    return None
 
 
 def _described(t: Any) -> Any:
@@ -84,8 +92,9 @@ def _described(t: Any) -> Any:
     code = -1 if t.dtype is torch.bool else CODES.get(t.dtype)
     if code is None:
         raise Unfit(f"a tensor has the dtype {t.dtype}")
-    address = t.data_ptr() if t.numel() and _storage_address(t) else 0
-    return _Description(address, code, tuple(t.shape), t.stride())
+    if t.numel():
+        _require_memory(t)
+    return _Description(t.data_ptr() if t.numel() else 0, code, tuple(t.shape), t.stride())
 
 
 class _Describing:
@@ -111,7 +120,8 @@ class _Describing:
 
 
 # May the extension look into tensors itself? (Older torch has no table for it.)
-looks = native is not None and exchange_table is not None and native.see_tensors(exchange_table, PLAIN, Tensor.is_neg)
+QUESTIONS = (Tensor.is_neg, Tensor.untyped_storage, Tensor.storage_offset, torch.UntypedStorage.nbytes)
+looks = native is not None and exchange_table is not None and native.see_tensors(exchange_table, PLAIN, QUESTIONS)
 if native is not None:
     native.take_descriptions(_Description)
 if native is not None and not looks:
@@ -122,6 +132,8 @@ def contiguous(t: Tensor) -> Tensor:
     """t.contiguous(), but not of a tensor without memory: torch would read at no address."""
     if t.is_contiguous():
         return t
+    if t.layout is not torch.strided and type(t) in PLAIN:
+        raise TypeError(f"a dense tensor is needed, got one with layout {t.layout}; convert it: .to_dense()")
     return with_memory(t).contiguous()
 
 
@@ -136,8 +148,8 @@ def with_memory(t: Any) -> Any:
 
 
 def _require_memory(t: Tensor) -> None:
-    if not _storage_address(t):
-        raise Unfit(f"a tensor of shape {tuple(t.shape)} has no memory (was its storage resized to 0?)")
+    if fault := _memory_fault(t):
+        raise Unfit(f"a tensor of shape {tuple(t.shape)} {fault}")
 
 
 def readable(t: Any) -> Any:
@@ -150,7 +162,9 @@ def readable(t: Any) -> Any:
         t = t.as_subclass(Tensor)
     if is_zero_tensor(t):
         return t.clone()
-    if t.layout is torch.strided and t.numel():
+    if t.layout is not torch.strided:
+        raise Unfit(f"a tensor has the layout {t.layout}; kernels read dense memory alone")
+    if t.numel():
         _require_memory(t)
     return t.resolve_neg().contiguous()
 

@@ -55,11 +55,16 @@ def column_norm(
     first = x.movedim(channel, 1)  # where torch has its channels
     weight = _gain(weight, gain)
     if pooled:
+        if statistics is not None and torch.is_grad_enabled():
+            statistics = (
+                statistics[0].clone(),
+                statistics[1].clone(),
+            )  # kept for backward, while a layer may move its own
         mean, variance, factor = running if running is not None else (*(statistics or (None, None)), 0.0)
         if any(t is not None and t.dtype not in (x.dtype, torch.float32) for t in (mean, variance)):
             return None
         y = functional.batch_norm(first, mean, variance, weight, bias, statistics is None, factor, eps)
-    elif statistics is not None:
+    elif statistics is not None or x.numel() == groups:  # of one value in all of them torch refuses the mean
         return None
     elif first.dim() == 2:  # one position per sample: torch's kernels want a length
         y = functional.group_norm(first.unsqueeze(-1), groups, weight, bias, eps).squeeze(-1)

@@ -58,7 +58,10 @@ def _check_saved(
         raise cpu.changed(
             f"a saved tensor is {tuple(x.shape)} {x.dtype}, its gradient {tuple(grad.shape)} {grad.dtype}"
         )
-    if mask is not None and (mask.dtype is not torch.bool or mask.numel() * x.shape[channel] != x.numel()):
+    features = channel % x.dim()
+    if mask is not None and (
+        mask.dtype is not torch.bool or mask.shape != x.shape[:features] + x.shape[features + 1 :]
+    ):
         raise cpu.changed(f"the mask is {tuple(mask.shape)} {mask.dtype} for an input of shape {tuple(x.shape)}")
     check_dtype(parameter, dtype)
     if parameter is not None and parameter.numel() != (x.shape[channel] if size is None else size):

@@ -122,7 +122,7 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
         if self.causal is not None:
             return self._causal(x, mask, factor)
         if self.ghost_size is not None and training:
-            y = self._ghost(x, mask, factor)
+            y = self._ghost(x, mask, channel, factor)
             if x.numel() > 0:
                 self._count()
             return y
@@ -163,7 +163,7 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
             self._count()
         return y
 
-    def _ghost(self, x: Tensor, mask: Tensor | None, factor: float | Tensor) -> Tensor:
+    def _ghost(self, x: Tensor, mask: Tensor | None, channel: int, factor: float | Tensor) -> Tensor:
         """Statistics per ghost batch; the running ones take each in turn. A last, smaller ghost batch is allowed."""
         assert self.ghost_size is not None
         parts = x.split(self.ghost_size)
@@ -171,9 +171,10 @@ class BatchNorm(RunningNorm, nn.modules.batchnorm._BatchNorm):  # type: ignore[m
         for part in parts:
             functional.check_batch(f"BatchNorm(ghost_size={self.ghost_size})", part, self.num_features, None)
         out = []
+        running = (self.running_mean, self.running_var, factor) if self.track_running_stats else None
         for part, m in zip(parts, masks, strict=True):
-            y = functional.batch_norm(part, self.running_mean, self.running_var, self.weight, self.bias, True, factor,
-                               self.eps, channel_dim=self.channel_dim, gain=self.gain, mask=m)  # fmt: skip
+            y, _ = functional.column_norm("batch_norm", part, self.weight, self.bias, self.eps, groups=self.num_features,
+                               pooled=True, channel=channel, mask=m, gain=self.gain, running=running)  # fmt: skip
             out.append(y)
         return torch.cat(out)
 
