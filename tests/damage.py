@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import torch
+from safetensors import safe_open
+
 from normlab import claims, cli
-from normlab.lab import Experiment, Message, Stopped, Sweep, plan, sweep, train
+from normlab.lab import Experiment, Message, Stopped, Sweep, checkpoint, plan, sweep, train
 from normlab.lab.pool import Pool
 from normlab.lab.train import attempt
 from normlab.runs import TRIALS, Writer
@@ -169,6 +172,32 @@ def change_kind(path: Path, draw: random.Random) -> None:
     # else: it is gone
 
 
+def change_state(path: Path, draw: random.Random) -> None:
+    """A checkpoint whose sum is right and whose contents are not what the model and its optimizer hold."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            progress = json.loads(file.metadata()["facts"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except Exception:  # damaged already
+        return change_bytes(path, draw)
+    name = draw.choice(sorted(tensors))
+    old = tensors.pop(name)
+    how = draw.randrange(6)
+    if how == 0:
+        tensors[name] = torch.zeros(1)
+    elif how == 1:
+        tensors[name] = old.double()
+    elif how == 2:
+        tensors[name] = old.to(torch.int64)
+    elif how == 3:
+        tensors[name] = old[None].clone()
+    elif how == 4:
+        tensors[name] = torch.full_like(old, draw.choice((0, 1, 255)))
+    # else: it is gone
+    path.unlink()
+    checkpoint._write(path, tensors, progress)
+
+
 def damage(root: Path, draw: random.Random) -> tuple[list[str], Path]:
     """One to three damages of files in one folder: which, and the folder."""
     trials = sorted((root / "sweep" / TRIALS).iterdir())
@@ -191,6 +220,8 @@ def damage(root: Path, draw: random.Random) -> tuple[list[str], Path]:
         ways: list[Callable[[Path, random.Random], None]] = [change_bytes, change_kind]
         if path.suffix in (".json", ".jsonl"):
             ways += [change_json] * 6
+        elif path.suffix == ".safetensors":
+            ways += [change_state] * 6
         way = draw.choice(ways)
         way(path, draw)
         found.append(f"{way.__name__} of {path.relative_to(root)}")

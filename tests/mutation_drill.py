@@ -190,7 +190,7 @@ MUTATIONS = [
     Mutation("answer: matched at the lowest loss of any run", ANSWER, "level = max(min(", "level = min(min(", "fit_their_data", "tests/answer/test_matched.py"),
     Mutation("model: padding moves the recurrent state", MODEL, "new_c, new_h = torch.where(cell, new_c, c), torch.where(cell, new_h, h)", "pass", "padding", "tests/models/test_without_stream.py"),
     Mutation("model: norm and activation always in one order", MODEL, 'self.first = config.placement == "pre"', "self.first = True", "order_of_the_placement", "tests/models/test_without_stream.py"),
-    Mutation("runs: a torn line is continued", "src/normlab/runs", "        os.truncate(path, keep)", "        pass", "torn", "tests/runs/test_runs.py"),
+    Mutation("runs: a torn line is continued", "src/normlab/runs", "            whole.truncate(keep)", "            pass", "torn", "tests/runs/test_runs.py"),
     Mutation("lab: random numbers not put back", TRAINER, 'torch.set_rng_state(tensors["random"])', "pass", "stopped_and_resumed", FOR_RESUMED),
     Mutation("lab: micro-batches weigh the same", TRAINER, "processes * count / total", "processes / len(pieces)", "shares_sum", FOR_TRAINER),
     Mutation("lab: weight decay on gains", TRAINER, "p.requires_grad and p.dim() >= 2", "p.requires_grad", "matrices_only", FOR_TRAINER),

@@ -375,13 +375,13 @@ def test_gains_that_jump_grow_or_die(tmp_path):
     def die(step: int, values: Values) -> None:
         values["gain_rms"]["layers.0.norm"] = 1e-3 + math.exp(-step / 8)
 
-    decays = {"class": "AdamW", "lr": 1e-3, "weight_decay": 0.1, "decays_vectors": True}
+    decays = {"class": "AdamW", "lr": 1e-3, "weight_decay": 80.0, "decays_vectors": True}
     found = only(write(tmp_path / "c", die, optimizer=decays), "dead-gain")
     assert (
         found.site == "layers.0.norm"
         and "0.001" in found.why
         and "AdamW([" in found.try_[0]
-        and "0.1 now" in found.try_[0]
+        and "80 now" in found.try_[0]
     )
     spared = write(tmp_path / "d", die, optimizer={**decays, "decays_vectors": False})
     assert not any("no weight decay" in text for text in only(spared, "dead-gain").try_)

@@ -15,6 +15,7 @@ from normlab.lab.checkpoint import FILE, WEIGHTS, CheckpointUnreadable
 from normlab.models import CAUSAL_FORMS
 
 safetensors = pytest.importorskip("safetensors.torch")
+safe_open = pytest.importorskip("safetensors").safe_open
 
 
 def made(seed=0, **settings):
@@ -135,7 +136,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path):
 
 def test_another_format_model_or_purpose_is_refused(tmp_path):
     model, _ = saved(tmp_path, steps=1)
-    assert_refused(tmp_path, r"does not fit the model: .*missing or of another shape", ffn_dim=32)
+    assert_refused(tmp_path, r"does not fit the model: .*missing, unknown or of another shape", ffn_dim=32)
     assert_refused(tmp_path, r"does not fit the model: .*layers.2", num_layers=3)
     assert_refused(tmp_path, r"does not fit the model, which has no model.stack.ends.norm.bias", final_norm=False)
     assert_refused(
@@ -143,6 +144,65 @@ def test_another_format_model_or_purpose_is_refused(tmp_path):
     )
     safetensors.save_file(dict(model.state_dict()), tmp_path / FILE)
     assert_refused(tmp_path, r"has format None, this version reads 'normlab.checkpoint/1'")
+
+
+def rewritten(folder, change):
+    """The checkpoint with other tensors and a sum that is right."""
+    with safe_open(folder / FILE, framework="pt") as file:
+        progress, tensors = json.loads(file.metadata()["facts"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (folder / FILE).unlink()
+    checkpoint._write(
+        folder / FILE, {n: t for n, old in tensors.items() if (t := change(n, old)) is not None}, progress
+    )
+
+
+def of_state(key, change):
+    """A change of what the optimizer keeps under this name."""
+    return lambda name, t: change(t) if name.startswith("optimizer.") and name.endswith("." + key) else t
+
+
+UNFIT = {
+    "one number in the place of many": (of_state("exp_avg", lambda t: torch.zeros(1)), "optimizer: .*exp_avg"),
+    "many in the place of one": (of_state("step", lambda t: torch.zeros(3)), "optimizer: .*step"),
+    "turned": (of_state("exp_avg_sq", lambda t: t.t().contiguous() if t.dim() == 2 else t[None]), "optimizer: .*exp_avg_sq"),
+    "float64 moments": (of_state("exp_avg", lambda t: t.double()), "optimizer: .*exp_avg"),
+    "whole numbers": (of_state("exp_avg_sq", lambda t: t.long()), "optimizer: .*exp_avg_sq"),
+    "no moments": (of_state("exp_avg", lambda t: None), "optimizer: .*exp_avg"),
+    "float64 weights": (lambda n, t: t.double() if n.startswith("model.") else t, "model: .*weight"),
+    "random state": (lambda n, t: torch.full_like(t, 255) if n == "random" else t, "random"),
+    "random numbers": (lambda n, t: t.float() if n == "random" else t, "random"),
+    "no random state": (lambda n, t: None if n == "random" else t, "random"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", UNFIT)
+def test_contents_that_do_not_fit_are_refused_though_their_sum_is_right(tmp_path, fault):
+    """Fused AdamW reads as many moments as its parameter has numbers, whatever is there: a segmentation fault."""
+    saved(tmp_path, steps=1)
+    change, message = UNFIT[fault]
+    rewritten(tmp_path, change)
+    assert_refused(tmp_path, f"does not fit the {message}")
+
+
+@pytest.mark.parametrize(("momentum", "fits"), [(0.9, True), (0.0, False)])
+def test_the_optimizer_itself_says_what_it_keeps(tmp_path, momentum, fits):
+    model, _ = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step(model, optimizer)
+    checkpoint.save(tmp_path, model, optimizer, {"step": 1})
+    other, _ = made(seed=1)
+    its_optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=momentum)
+    before = {name: t.clone() for name, t in other.state_dict().items()}
+    if fits:
+        checkpoint.load(tmp_path, other, its_optimizer, accept)
+        state = torch.get_rng_state()
+        on = step(model, optimizer, 2), step(model, optimizer, 3)
+        torch.set_rng_state(state)
+        assert (step(other, its_optimizer, 2), step(other, its_optimizer, 3)) == on
+    else:
+        with pytest.raises(CheckpointUnreadable, match=r"does not fit the optimizer: .*momentum_buffer"):
+            checkpoint.load(tmp_path, other, its_optimizer, accept)
+        assert all(torch.equal(before[name], t) for name, t in other.state_dict().items())
 
 
 def test_a_failed_write_keeps_the_last_file_and_leaves_no_half_one(tmp_path, monkeypatch):

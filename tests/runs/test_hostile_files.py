@@ -198,6 +198,33 @@ def test_a_link_that_leads_to_itself_is_said(healthy, capsys):
     assert code == 1 and "cannot be read" in err
 
 
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "sweep.json"])
+def test_a_report_names_the_link_that_leads_to_itself(tmp_path, name):
+    """It said that no such file was there."""
+    (tmp_path / name).symlink_to(name)
+    code, _, err = damage.in_process(["report", str(tmp_path)])
+    assert code == 1 and f"{tmp_path / name} cannot be read" in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "--resume"], ["compare", "--dry-run", "--resume"], ["answer"], ["report"]]
+)
+def test_a_sweep_whose_every_cell_is_refused_is_refused(original, tmp_path, words):
+    """There was nothing to take the widest name of, and nothing to do was called done."""
+    root = tmp_path / "sweep"
+    shutil.copytree(original / "sweep", root)
+    (root / "summary.json").unlink()
+    facts = json.loads((root / "sweep.json").read_text())
+    facts["refused"] = [
+        {"axes": {"norm": norm, "placement": "pre"}, "reason": f"{norm} cannot be"} for norm in ("layer", "rms")
+    ]
+    (root / "sweep.json").write_text(json.dumps(facts))
+    with damage.quick():
+        code, out, err = damage.in_process([*words, str(root)])
+    assert code == (2 if words[0] == "compare" else 1) and out == "" and len(err.splitlines()) == 1, (code, err)
+    assert "every cell is refused" in err and "layer cannot be" in err and "rms cannot be" in err
+
+
 def test_a_pipe_is_not_written_to(healthy):
     os.mkfifo(healthy / "run.json.partial")  # in the place of the second file
     writer = runs.Writer(healthy, again=True)

@@ -9,309 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from strange_blocks import (
+    NO_NORMS,
+    WORDS,
+    Block,
+    Carrying,
+    Conditioned,
+    DeepNormBuffer,
+    DropNormed,
+    IndexedReZero,
+    InPlaceBranch,
+    Interpolated,
+    LayerScaled,
+    Model,
+    NeedsSkipNorm,
+    Responding,
+    ScaledByDepth,
+    SkipBlock,
+    SkipNorm,
+    Stacked,
+    StreamChangedSince,
+    Subtracted,
+    by_centred_square,
+    by_deviation,
+    by_length,
+    by_length_times_a_number,
+    by_product,
+    by_sum,
+    by_var_mean,
+    by_variance,
+    in_place,
+    instance_norm,
+    largest_becomes_one,
+    over_tokens,
+    over_tokens_and_examples,
+    three,
+    written_out,
+)
 from styles import WIDTH, Attention, FeedForward
-from torch import Tensor, nn
-
-WORDS = 31
-TOKENS = torch.randint(2, WORDS, (2, 7), generator=torch.Generator().manual_seed(0))
-
-
-class Model(nn.Module):
-    """Embedding, blocks, a last norm, a head."""
-
-    def __init__(self, blocks, final=True):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-        self.blocks = nn.ModuleList(blocks)
-        self.final = nn.LayerNorm(WIDTH) if final is True else final or nn.Identity()
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.final(x))
-
-
-class Block(nn.Module):
-    """Pre-norm; subclasses say how the sum is written."""
-
-    def __init__(self, depth=0):
-        super().__init__()
-        self.depth = depth
-        self.attention, self.feed = Attention(), FeedForward()
-        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.prepare()
-
-    def prepare(self):
-        pass
-
-    def forward(self, x):
-        x = x + self.attention(self.first(x))
-        return x + self.feed(self.second(x))
-
-
-def three(block: Callable[[int], nn.Module], final: Any = True) -> Callable[[], nn.Module]:
-    return lambda: Model([block(i) for i in range(3)], final)
-
-
-# ---- sums by other operators -----------------------------------------------------------------------------------------
-
-
-class LayerScaled(Block):
-    def prepare(self):
-        self.a, self.b = nn.Parameter(torch.full((WIDTH,), 0.1)), nn.Parameter(torch.full((WIDTH,), 0.1))
-
-    def forward(self, x):
-        x = torch.addcmul(x, self.a, self.attention(self.first(x)))
-        return torch.addcmul(x, self.b, self.feed(self.second(x)))
-
-
-class Subtracted(Block):
-    def forward(self, x):
-        x = x - self.attention(self.first(x))
-        return x - self.feed(self.second(x))
-
-
-class Interpolated(Block):
-    def forward(self, x):
-        x = torch.lerp(x, self.attention(self.first(x)), 0.3)
-        return torch.lerp(x, self.feed(self.second(x)), 0.3)
-
-
-class Stacked(Block):
-    def forward(self, x):
-        x = torch.stack([x, self.attention(self.first(x))]).sum(0)
-        return torch.stack([x, self.feed(self.second(x))]).sum(0)
-
-
-class InPlaceBranch(Block):
-    def forward(self, x):
-        y = self.attention(self.first(x))
-        y += x
-        z = self.feed(self.second(y))
-        z += y
-        return z
-
-
-# ---- factors in tensors ----------------------------------------------------------------------------------------------
-
-
-class DeepNormBuffer(Block):
-    def prepare(self):
-        self.register_buffer("alpha", torch.tensor([1.8]))
-
-    def forward(self, x):
-        x = self.first(x * self.alpha + self.attention(x))
-        return self.second(x * self.alpha + self.feed(x))
-
-
-class ScaledByDepth(Block):
-    def prepare(self):
-        self.register_buffer("k", torch.full((1,), (self.depth + 1) ** -0.5))
-
-    def forward(self, x):
-        x = x + self.attention(self.first(x) * self.k)
-        return x + self.feed(self.second(x) * self.k)
-
-
-class IndexedReZero(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.attention, self.feed = (
-            nn.ModuleList(Attention() for _ in range(3)),
-            nn.ModuleList(FeedForward() for _ in range(3)),
-        )
-        self.w = nn.Parameter(torch.rand(3, 2))
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
-            x = x + self.w[i, 0] * attend(x)
-            x = x + self.w[i, 1] * feed(x)
-        return self.head(x)
-
-
-# ---- norms written out -----------------------------------------------------------------------------------------------
-
-
-def by_variance(x: Tensor) -> Tensor:
-    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
-
-
-def by_var_mean(x: Tensor) -> Tensor:
-    var, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
-    return (x - mean) * torch.rsqrt(var + 1e-5)
-
-
-def by_centred_square(x: Tensor) -> Tensor:
-    x = x - x.mean(-1, keepdim=True)
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
-
-
-def by_product(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
-
-
-def by_sum(x: Tensor) -> Tensor:
-    return x * (x.square().sum(-1, keepdim=True) / WIDTH + 1e-6) ** -0.5
-
-
-def by_deviation(x: Tensor) -> Tensor:
-    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5)
-
-
-def largest_becomes_one(x: Tensor) -> Tensor:
-    """A norm of a kind that has no name here."""
-    return x / (x.abs().amax(-1, keepdim=True) + 1e-5)
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-class WrittenOut(nn.Module):
-    def __init__(self, norm, post=False):
-        super().__init__()
-        self.attention, self.feed = Attention(), FeedForward()
-        self.norm, self.post = norm, post
-
-    def forward(self, x):
-        norm = self.norm
-        if self.post:
-            x = norm(x + self.attention(x))
-            return norm(x + self.feed(x))
-        x = x + self.attention(norm(x))
-        return x + self.feed(norm(x))
-
-
-def written_out(norm, post=False):
-    return lambda: Model([WrittenOut(norm, post) for _ in range(3)], None if post else Function(norm))
-
-
-# ---- norms that are handed the sum, or more than their input ---------------------------------------------------------
-
-
-class SkipNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w, self.b = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
-
-    def forward(self, x, skip=None):
-        return F.layer_norm(x if skip is None else x + skip, (WIDTH,), self.w, self.b)
-
-
-class NeedsSkipNorm(SkipNorm):
-    def forward(self, x, skip):
-        return super().forward(x, skip)
-
-
-class SkipBlock(nn.Module):
-    def __init__(self, norm):
-        super().__init__()
-        self.attention, self.feed, self.first, self.second = Attention(), FeedForward(), norm(), norm()
-
-    def forward(self, x):
-        x = self.first(self.attention(x), x)
-        return self.second(self.feed(x), skip=x)
-
-
-class SumAndNorm(nn.Module):
-    """(norm of the sum, the sum), as fused kernels return them."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, x, residual=None):
-        x = x if residual is None else x + residual
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.w, x
-
-
-class CarryingBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.feed, self.first, self.second = Attention(), FeedForward(), SumAndNorm(), SumAndNorm()
-
-    def forward(self, x, residual):
-        y, residual = self.first(x, residual)
-        y, residual = self.second(self.attention(y), residual)
-        return self.feed(y), residual
-
-
-class Carrying(Model):
-    """Blocks hand on what they made and the stream by itself; the next one's first norm carries out the sum."""
-
-    def __init__(self):
-        super().__init__([CarryingBlock() for _ in range(3)], SumAndNorm())
-
-    def forward(self, tokens):
-        x, residual = self.embed(tokens), None
-        for block in self.blocks:
-            x, residual = block(x, residual)
-        return self.head(self.final(x, residual)[0])
-
-
-class Modulated(nn.Module):
-    """LayerNorm without parameters, scaled and shifted by what it is given (AdaLN)."""
-
-    def forward(self, x, shift=None, scale=None):
-        y = F.layer_norm(x, (WIDTH,))
-        return y if scale is None else y * (1 + scale) + shift
-
-
-class ModulatedBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.feed, self.first, self.second = Attention(), FeedForward(), Modulated(), Modulated()
-        self.condition = nn.Linear(WIDTH, 4 * WIDTH)
-
-    def forward(self, x, c):
-        a, b, d, e = self.condition(c).unsqueeze(1).chunk(4, -1)
-        x = x + self.attention(self.first(x, shift=a, scale=b))
-        return x + self.feed(self.second(x, d, e))
-
-
-class Conditioned(Model):
-    def __init__(self):
-        super().__init__([ModulatedBlock() for _ in range(3)])
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        c = x.mean(1)
-        for block in self.blocks:
-            x = block(x, c)
-        return self.head(self.final(x))
-
-
-class DropNorm(nn.Module):
-    """A gain of its own, and a module without weights inside."""
-
-    def __init__(self, dim=WIDTH):
-        super().__init__()
-        self.gamma, self.drop, self.inner = (
-            nn.Parameter(torch.ones(dim)),
-            nn.Dropout(0.1),
-            nn.LayerNorm(dim, elementwise_affine=False),
-        )
-
-    def forward(self, x):
-        return self.drop(self.inner(x)) * self.gamma
-
-
-class DropNormed(Block):
-    def prepare(self):
-        self.first, self.second = DropNorm(), DropNorm()
-
+from torch import nn
 
 # ---- functions of somebody's own -------------------------------------------------------------------------------------
 
@@ -519,6 +258,213 @@ def as_dictionary():
     return Other(AsDictionary, lambda block, x, c: block({"count": torch.zeros(()), "x": x})["x"])
 
 
+# ---- sums inside of a sub-layer, weights beside the features ---------------------------------------------------------
+
+
+class Keeping(nn.Module):
+    """A recurrence over the tokens, whose last state is kept for later: made by a sum, and no part of the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.gate, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        decay = F.logsigmoid(self.gate(x)).cumsum(1)
+        state = torch.zeros(len(x), WIDTH, WIDTH) * decay[:, -1:].exp()
+        self.state = state + (k * (decay[:, -1:] - decay).exp()).transpose(1, 2) @ v
+        return self.out((q @ k.transpose(1, 2)).tril() @ v)
+
+
+class KeepingBlock(Block):
+    def prepare(self):
+        self.attention = Keeping()
+
+
+class WithStates(Model):
+    def __init__(self):
+        super().__init__([KeepingBlock() for _ in range(3)])
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return logits, [block.attention.state for block in self.blocks]
+
+
+class Routed(nn.Module):
+    def __init__(self, norm, top=None):
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(FeedForward() for _ in range(3))
+        self.norm, self.top = norm, top
+
+    def forward(self, x):
+        if self.top is None:
+            weights = self.norm(self.router(x).sigmoid())
+            return sum(weights[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(self.top, -1)
+        weights, y = self.norm(weights), torch.zeros_like(rows)
+        for i, expert in enumerate(self.experts):
+            row, place = (chosen == i).nonzero(as_tuple=True)
+            y.index_add_(0, row, expert(rows[row]) * weights[row, place, None])
+        return y.view_as(x)
+
+
+class RoutedBlock(Block):
+    norm, top = staticmethod(F.normalize), None
+
+    def prepare(self):
+        self.feed = Routed(lambda w: type(self).norm(w, dim=-1), self.top)
+
+
+class RoutedByLength(RoutedBlock):
+    top = 2
+
+
+class RoutedBySum(RoutedBlock):
+    norm, top = staticmethod(lambda w, dim: w / torch.norm(w, p=1, dim=dim, keepdim=True)), 2
+
+
+class NormedValues(Attention):
+    """Queries and values are normalized, keys are not."""
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        q, v = self.norm(q), self.norm(v)
+        if self.by_hand:
+            y = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, -1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class NormedValuesBlock(Block):
+    def prepare(self):
+        self.attention = NormedValues(norm=by_product)
+
+
+class NormedValuesByHand(Block):
+    def prepare(self):
+        self.attention = NormedValues(norm=by_product, by_hand=True)
+
+
+class ShortcutExperts(nn.Module):
+    """Experts start with the first feed-forward layer and are added after the second (LongCat): no attention starts where they do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.experts = Block(), Block(), FeedForward()
+
+    def forward(self, x):
+        a, b = self.first, self.second
+        x = x + a.attention(a.first(x))
+        h = a.second(x)
+        late = self.experts(h)
+        x = x + a.feed(h)
+        x = x + b.attention(b.first(x))
+        return x + b.feed(b.second(x)) + late
+
+
+class GivenASum(Block):
+    """x + f(norm(x + attention(x))), as Zamba 2 has it."""
+
+    def forward(self, x):
+        return x + self.feed(self.second(x + self.attention(self.first(x))))
+
+
+# ---- ends of a stream ------------------------------------------------------------------------------------------------
+
+
+class ResidualGroup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.matrix = nn.ModuleList(Block() for _ in range(2)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = x
+        for block in self.inner:
+            y = block(y)
+        return x + self.matrix(y)
+
+
+class ClassBlock(Block):
+    """Attends from one token to itself and all others, which stay as they are (CaiT)."""
+
+    def forward(self, one, x):
+        one = one + self.attention(self.first(torch.cat([one, x], 1)))[:, :1]
+        return one + self.feed(self.second(one))
+
+
+class ClassToken(Model):
+    def __init__(self):
+        super().__init__([Block(), Block()])
+        self.token, self.late = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.ModuleList([ClassBlock(), ClassBlock()])
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        one = self.token.expand(len(x), -1, -1)
+        for block in self.late:
+            one = block(one, x)
+        return self.head(self.final(torch.cat([one, x], 1))[:, 0])
+
+
+class PositionsAfterNorm(Model):
+    def __init__(self):
+        super().__init__([Block() for _ in range(3)])
+        self.enter, self.positions = nn.LayerNorm(WIDTH), nn.Embedding(7, WIDTH)
+
+    def forward(self, tokens):
+        x = self.enter(self.embed(tokens)) + self.positions(torch.arange(7))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.final(x))
+
+
+class CrossAttention(Attention):
+    def forward(self, x, memory):
+        return super().forward(torch.cat([x, memory], 1))[:, : x.shape[1]]
+
+
+class Latents(nn.Module):
+    """The stream starts as a parameter; lists are never called."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.latents = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(1, 4, WIDTH))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([CrossAttention(), FeedForward(), *(nn.LayerNorm(WIDTH) for _ in range(3))]) for _ in range(3)
+        )
+        self.final = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens):
+        memory = self.embed(tokens)
+        x = self.latents.repeat(len(memory), 1, 1)
+        for attend, feed, first, other, second in self.layers:
+            x = x + attend(first(x), other(memory))
+            x = x + feed(second(x))
+        return self.final(x)
+
+
+def frozen(blocks: int) -> Callable[[], nn.Module]:
+    """The embedding and that many of four blocks."""
+
+    def make() -> nn.Module:
+        model = Model([Block() for _ in range(4)])
+        for part in (model.embed, *model.blocks[:blocks]):
+            part.requires_grad_(False)
+        return model
+
+    return make
+
+
+def last_matrices_alone() -> nn.Module:
+    model = Model([Block() for _ in range(3)]).requires_grad_(False)
+    for block in model.blocks:
+        block.feed.down.weight.requires_grad_()
+    return model
+
+
 @dataclass(frozen=True)
 class Stranger:
     make: Callable[[], nn.Module]
@@ -526,6 +472,11 @@ class Stranger:
     blocks: int = 3
     final: tuple[str, ...] | None = ("final",)  # None: not asked
     graph: str | None = None  # where that capture must say something else
+    embedding: tuple[str, ...] = ()
+    queries_keys: int | None = None
+    parallel: bool = False
+    kinds: tuple[str, ...] | None = None  # of norms that are functions, each once
+    unseen: str = ""  # what the graph's capture must name, and say why
 
 
 STRANGERS = {
@@ -565,4 +516,32 @@ STRANGERS = {
     "condition before the stream": Stranger(condition_first, "pre"),
     "keywords": Stranger(keywords, "pre"),
     "a dictionary": Stranger(as_dictionary, "pre"),
+    **{f"no norm: {name}": Stranger(written_out(f), "unknown", kinds=()) for name, f in NO_NORMS.items()},
+    "no norm: x |x|, post": Stranger(written_out(NO_NORMS["x |x|"], True), "unknown", kinds=()),
+    "no norm, between the matrices": Stranger(three(lambda _: Responding()), "pre", kinds=()),
+    "BatchNorm written out": Stranger(written_out(over_tokens_and_examples), "pre", final=None, kinds=("batch",)),
+    "InstanceNorm written out": Stranger(written_out(over_tokens), "pre", final=None, kinds=("layer over axis 1",)),
+    "F.instance_norm": Stranger(written_out(instance_norm), "pre", final=None, kinds=("instance",)),
+    "LayerNorm written out": Stranger(written_out(by_variance), "pre", final=None, kinds=("layer",)),
+    "RMSNorm written out": Stranger(written_out(by_sum), "pre", final=None, kinds=("rms",)),
+    "over its length": Stranger(written_out(by_length), "pre", final=None, kinds=("scale",)),
+    "over its length, times a number": Stranger(written_out(by_length_times_a_number), "pre", final=None, kinds=("scale",)),
+    "a norm in place": Stranger(written_out(in_place), "pre", final=None, kinds=("rms",)),
+    "a stream changed in place": Stranger(three(lambda _: StreamChangedSince()), "pre", kinds=("rms",), graph="unknown"),
+    "a state is kept": Stranger(WithStates, "pre"),
+    "weights of experts over their length": Stranger(three(RoutedBlock), "pre"),
+    "weights of two experts over their length": Stranger(three(RoutedByLength), "pre"),
+    "weights of two experts over their sum": Stranger(three(RoutedBySum), "pre"),
+    "a norm of values": Stranger(three(NormedValuesBlock), "pre", queries_keys=3),
+    "a norm of values, by hand": Stranger(three(NormedValuesByHand), "pre", queries_keys=3),
+    "shortcut to experts": Stranger(lambda: Model([ShortcutExperts(), ShortcutExperts()]), "pre", 2),
+    "x + f(x + attention(x))": Stranger(three(lambda i: GivenASum() if i == 1 else Block()), "pre"),
+    "residual groups": Stranger(lambda: Model([ResidualGroup(), ResidualGroup()]), "pre", 4),
+    "two streams joined at the end": Stranger(ClassToken, "pre", 4),
+    "positions after the norm": Stranger(PositionsAfterNorm, "pre", embedding=("enter",)),
+    "latents are a parameter": Stranger(Latents, "pre"),
+    "a frozen embedding": Stranger(frozen(0), "pre", 4),
+    "a frozen block": Stranger(frozen(1), "pre", 4, unseen="blocks.0"),
+    "three frozen blocks": Stranger(frozen(3), "pre", 4, graph="unknown", unseen="blocks.0 ... blocks.2"),
+    "all frozen but last matrices": Stranger(last_matrices_alone, "pre", unseen="blocks.0"),
 }  # fmt: skip

@@ -6,9 +6,10 @@ enters and leaves a stack, on queries and keys, and modules called norms that mu
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import normlab
 from normlab import surgery
 
 Facts = dict[tuple[str, str, float], int]
+PLAIN = ("layer", "rms", "scale", "group", "batch")  # kinds whose formula is written out in ``plain``
 BEGIN, END = "<!-- table: make zoo -->\n", "<!-- end of table -->"
 
 
@@ -95,7 +97,7 @@ def own(placement: str) -> Callable[[], Any]:
     return make
 
 
-def plain(build: Callable[[], nn.Module], *inputs: torch.Tensor) -> Callable[[], Any]:
+def built(build: Callable[[], nn.Module], *inputs: torch.Tensor) -> Callable[[], Any]:
     return lambda: (build(), inputs)
 
 
@@ -226,28 +228,28 @@ ROWS = [
     Row("MiniMax", hf("MiniMax", num_local_experts=2, num_experts_per_tok=1, block_size=4, head_dim=8, layer_types=["linear_attention", "full_attention"], **TINY), {**rms(5, 1e-5), **rms(1)}, 2, "post", embedding=1, few=True),
     Row("MiniMax-01's factors", hf("MiniMax", num_local_experts=2, num_experts_per_tok=1, block_size=4, head_dim=8, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=3.5565588200778455, full_attn_alpha_factor=3.5565588200778455, mlp_alpha_factor=3.5565588200778455, **TINY), {**rms(5, 1e-5), **rms(1)}, 2, "deepnorm", embedding=1),
     # ---- torch's own
-    Row("nn.TransformerEncoder", plain(lambda: encoder(False), X), ln(6), 3, "post", final=0, few=True),
-    Row("nn.TransformerEncoder, norm first", plain(lambda: encoder(True, True), X), ln(7), 3, "pre"),
-    Row("nn.TransformerEncoderLayer", plain(lambda: nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, batch_first=True), X), ln(2), 1, "pre", final=0),
+    Row("nn.TransformerEncoder", built(lambda: encoder(False), X), ln(6), 3, "post", final=0, few=True),
+    Row("nn.TransformerEncoder, norm first", built(lambda: encoder(True, True), X), ln(7), 3, "pre"),
+    Row("nn.TransformerEncoderLayer", built(lambda: nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, batch_first=True), X), ln(2), 1, "pre", final=0),
     # ---- in the styles of others
-    Row("norms as functions", plain(styles.FunctionNorms, TOKENS), {}, 3, "pre", embedding=1, qk=6, functions=14, few=True),
-    Row("lists never called", plain(styles.NeverCalled, TOKENS), rms(7, 1e-12), 3, "pre", few=True),
-    Row("lists never called, ScaleNorm", plain(lambda: styles.NeverCalled(norm=lambda d: styles.UnitNorm(d, one=True)), TOKENS), {("scale", "direct", 1e-12): 7}, 3, "pre"),
-    Row("pairs, added by the parent", plain(styles.PairsInBody, torch.randn(1, 5, 12)), ln(7), 3, "pre"),
-    Row("DeepNorm by hand", plain(lambda: styles.Stacked([styles.ScaledPostBlock(1.7) for _ in range(3)], final=False), TOKENS), ln(6), 3, "deepnorm", final=0, few=True),
-    Row("sub-LN by hand", plain(lambda: styles.Stacked([styles.InnerNormBlock() for _ in range(3)]), TOKENS), ln(13), 3, "sub-ln"),
-    Row("ReZero by hand", plain(lambda: styles.Stacked([styles.LearnedFactorBlock() for _ in range(3)], final=False), TOKENS), {}, 3, "rezero", final=0),
-    Row("adapters inside", plain(lambda: styles.Stacked([styles.AdaptedBlock() for _ in range(3)]), TOKENS), ln(7), 3, "pre"),
-    Row("no residual", plain(styles.NoResidual, TOKENS), ln(3), 0, "unknown", final=0, few=True),
-    Row("broken path", plain(styles.BrokenPath, TOKENS), ln(3), 0, "unknown", final=0, few=True),
-    Row("gated path", plain(styles.Gated, TOKENS), ln(3), 0, "unknown", final=0),
-    Row("nn.Transformer", plain(lambda: nn.Transformer(16, 2, 2, 2, 32, batch_first=True), X, X), ln(12), 4, "post", final=2),
+    Row("norms as functions", built(styles.FunctionNorms, TOKENS), {}, 3, "pre", embedding=1, qk=6, functions=14, few=True),
+    Row("lists never called", built(styles.NeverCalled, TOKENS), rms(7, 1e-12), 3, "pre", few=True),
+    Row("lists never called, ScaleNorm", built(lambda: styles.NeverCalled(norm=lambda d: styles.UnitNorm(d, one=True)), TOKENS), {("scale", "direct", 1e-12): 7}, 3, "pre"),
+    Row("pairs, added by the parent", built(styles.PairsInBody, torch.randn(1, 5, 12)), ln(7), 3, "pre"),
+    Row("DeepNorm by hand", built(lambda: styles.Stacked([styles.ScaledPostBlock(1.7) for _ in range(3)], final=False), TOKENS), ln(6), 3, "deepnorm", final=0, few=True),
+    Row("sub-LN by hand", built(lambda: styles.Stacked([styles.InnerNormBlock() for _ in range(3)]), TOKENS), ln(13), 3, "sub-ln"),
+    Row("ReZero by hand", built(lambda: styles.Stacked([styles.LearnedFactorBlock() for _ in range(3)], final=False), TOKENS), {}, 3, "rezero", final=0),
+    Row("adapters inside", built(lambda: styles.Stacked([styles.AdaptedBlock() for _ in range(3)]), TOKENS), ln(7), 3, "pre"),
+    Row("no residual", built(styles.NoResidual, TOKENS), ln(3), 0, "unknown", final=0, few=True),
+    Row("broken path", built(styles.BrokenPath, TOKENS), ln(3), 0, "unknown", final=0, few=True),
+    Row("gated path", built(styles.Gated, TOKENS), ln(3), 0, "unknown", final=0),
+    Row("nn.Transformer", built(lambda: nn.Transformer(16, 2, 2, 2, 32, batch_first=True), X, X), ln(12), 4, "post", final=2),
 ]  # fmt: skip
 
 for placement, count, final, embedding, qk in (
     ("none", 0, 0, 0, 0), ("post", 8, 0, 0, 0), ("pre", 9, 1, 0, 0), ("deepnorm", 8, 0, 0, 0), ("sandwich", 17, 1, 0, 0),
     ("peri", 18, 1, 1, 0), ("sub-ln", 17, 1, 0, 0), ("normformer", 17, 1, 0, 0), ("residual-dual", 9, 1, 0, 0), ("b2t", 8, 0, 0, 0),
-    ("mix-ln", 9, 1, 0, 0), ("hybrid-norm", 17, 1, 0, 12), ("layernorm-scaling", 9, 1, 0, 0), ("reordered", 9, 1, 0, 0),
+    ("mix-ln", 9, 1, 0, 0), ("hybrid-norm", 17, 1, 0, 8), ("layernorm-scaling", 9, 1, 0, 0), ("reordered", 9, 1, 0, 0),
     ("admin", 8, 0, 0, 0), ("rezero", 0, 0, 0, 0),
 ):  # fmt: skip
     ROWS.append(
@@ -298,6 +300,7 @@ def look(row: Row) -> Seen:
         "norms of queries and keys": len({n for s in a.stacks for n in s.queries_keys}) == row.qk,
         "functions": len(a.functions) == row.functions,
         "both captures": _outline(a) == _outline(b),
+        "formulas": not formulas(model, inputs, a.norms),
     }
     wrong = tuple(name for name, ok in checks.items() if not ok)
     uses = len(a.norms) - len(a.silent)
@@ -306,6 +309,77 @@ def look(row: Row) -> Seen:
         f"{len(a.blocks)} of {row.blocks}", a.placement + (", parallel" if any(s.parallel for s in a.stacks) else ""),
         f"{uses} of {len(a.norms)}",
     )  # fmt: skip
+
+
+def plain(site: surgery.NormSite, x: torch.Tensor) -> torch.Tensor:
+    """What the site says of x before gain and bias, written out; kinds whose statistic is a token's or a sample's, and batch in evaluation."""
+    module: Any = site.module
+    if site.kind == "batch" and module.running_mean is not None:
+        shape = [-1 if a == site.channel_dim % x.dim() else 1 for a in range(x.dim())]
+        mean, var = (t.to(x.dtype).view(shape) for t in (module.running_mean, module.running_var))
+        return (x - mean) / (var + site.eps).sqrt()
+    last = x.movedim(site.channel_dim, -1)
+    if site.kind == "group":
+        assert site.groups is not None
+        last = last.unflatten(-1, (site.groups, -1))
+    over = (-1,) if site.kind == "scale" else tuple(range(-site.axes, 0))
+    if site.kind == "group":
+        over = (*range(1, last.dim() - 2), -1)
+    center = last - last.mean(over, keepdim=True) if site.kind in ("layer", "group") else last
+    total = center.pow(2).sum(over, keepdim=True)
+    count = center.numel() // total.numel()
+    root = (total / {"mean": count, "sum": 1, "unbiased": count - 1}[site.square]).sqrt()
+    if site.eps_form == "root":
+        low = (root**2 + site.eps).sqrt()
+    elif site.eps_form == "outside":
+        low = root + site.eps
+    else:  # of the length
+        low = root * (total.sqrt().clamp(min=site.eps) / total.sqrt().clamp(min=1e-300))
+    made = center / low
+    return (made.flatten(-2) if site.kind == "group" else made).movedim(-1, site.channel_dim)
+
+
+def off(site: surgery.NormSite, x: torch.Tensor) -> float:
+    """How far the module's answer to x lies from what the site says, over its size; in float64, in evaluation."""
+    module = copy.deepcopy(site.module).eval().double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(
+                torch.rand(p.shape, generator=torch.Generator().manual_seed(3), dtype=p.dtype)
+            )  # a gain of one hides
+        site, x = replace(site, module=module), x.double()
+        expected = plain(site, x)
+        if site.weight is not None:
+            expected = expected * _laid(site, site.gain_scale * (site.weight + (site.gain == "offset")), x)
+        else:
+            expected = expected * site.gain_scale
+        if site.bias is not None:
+            expected = expected + _laid(site, site.bias, x)
+        y = module(x)
+    return float((y - expected).norm() / y.norm())
+
+
+def _laid(site: surgery.NormSite, p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    p = p.squeeze()
+    return p.view([-1 if a == site.channel_dim % x.dim() else 1 for a in range(x.dim())]) if p.dim() == 1 else p
+
+
+def formulas(model: nn.Module, inputs: Any, norms: tuple[surgery.NormSite, ...]) -> list[str]:
+    """Norms whose answer to random input of the shape they are really given is not what their site says."""
+    shapes: dict[str, torch.Size] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: shapes.setdefault(name, next(iter((*args, *kwargs.values()))).shape) and None
+
+    handles = [s.module.register_forward_pre_hook(note(s.name), with_kwargs=True) for s in norms]
+    normlab.inspect(model, inputs)
+    for handle in handles:
+        handle.remove()
+    draw = torch.Generator().manual_seed(5)
+    return [
+        s.name for s in norms if s.name in shapes and s.kind in PLAIN
+        and off(s, torch.randn(shapes[s.name], generator=draw) * torch.rand(*shapes[s.name][:-1], 1, generator=draw) + 0.1) > 1e-5
+    ]  # fmt: skip
 
 
 def _outline(found: surgery.Structure) -> Any:

@@ -76,6 +76,15 @@ def test_where_whole_ones_are_too_dear_lean_ones_take_their_place():
     assert "were lean" in budget.advice() and budget.account()["lean"] == len(steps_of(told, LEAN))
 
 
+@pytest.mark.parametrize(("every", "once", "least"), [(1, 4.0, 10), (5, 4.0, 10), (10, 8.0, 6)])
+def test_lean_recordings_are_not_counted_as_whole_ones(every, once, least):
+    """A first recording that was dear brings lean ones; what they leave of the credit goes into whole ones, not into the time after
+    ENOUGH of both."""
+    told, _ = ride(200, every, whole=1.4, lean=0.5, once=once)
+    assert 0 < len(steps_of(told, LEAN)) < ENOUGH and len([s for s in steps_of(told, WHOLE) if s <= 150]) >= least
+    assert told[-1][2] <= budgets.OPENING_SHARE
+
+
 def test_where_even_lean_ones_are_too_dear_the_credit_is_not_overdrawn():
     told, budget = ride(200, whole=9.0, lean=4.0)
     assert 1 < len(steps_of(told)) < ENOUGH

@@ -1,9 +1,14 @@
 """The command line: parses, calls, prints. No logic. One file per verb, with ``add`` for its options and ``run``."""
 
+# ruff: noqa: E402 (signals are heeded before anything else is imported)
+
 from __future__ import annotations
 
+from .stopping import SIGTERM_CODE, STOPPED, Terminated, heed_signals
+
+heed_signals()
+
 import argparse
-import contextlib
 import errno
 import os
 import sys
@@ -30,7 +35,7 @@ from . import (
     serve,
     train,
 )
-from .show import OutputFailed, Parser, note
+from .show import OutputFailed, Parser, note, to_nowhere
 
 EXAMPLES = """examples:
   normlab list                      norms and placements with formula, paper and advice
@@ -107,15 +112,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    _give_streams()
     try:
+        _give_streams()
         try:
             args = build_parser().parse_args(argv)
             return VERBS[args.verb](args)
         finally:
             sys.stdout.flush()  # what fails at the exit is a traceback
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        note(STOPPED)
+        return SIGTERM_CODE if isinstance(error, Terminated) else 130
     except BadSetting as error:
         note(f"normlab: {error}")
         return 2
@@ -140,11 +146,9 @@ def _give_streams() -> None:
 
 def _without_output(error: BaseException | None) -> int:
     """The reader, such as head, has seen enough, or there is no room. Nothing more may be written, at the exit neither."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    to_nowhere(sys.stdout)
     if error is not None:
-        with contextlib.suppress(OSError, OutputFailed):
-            note(f"normlab: standard output cannot be written: {error}")
+        note(f"normlab: standard output cannot be written: {error}")
     return 1
 
 

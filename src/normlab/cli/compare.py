@@ -38,7 +38,7 @@ from .recipes import RECIPES
 from .stopping import SIGTERM_CODE, Terminated, ended_by_sigterm
 from .words import LANGUAGES, words_in
 
-# The default comparison: what the folklore is about, about three minutes on two cores.
+# The default comparison: what the folklore is about, about ten minutes on two cores.
 NORMS, PLACEMENTS, RATES, SEEDS, STEPS = "layer,rms,batch", "pre,post,deepnorm", "3e-3,1e-2,3e-2", "3+2", 120
 
 WATCH = "standard"  # batch against running statistics, updates, attention: what a diagnosis and a reason need; 6 % of the time
@@ -223,7 +223,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
     from ..lab.checkpoint import NEEDS
     from ..lab.equal import equalized
     from ..lab.growth import grown
-    from ..lab.sweep import check_folder
+    from ..lab.sweep import check_folder, check_own, finished
     from ..runs import SWEEP
 
     require("normlab compare", "lab", *NEEDS)
@@ -255,6 +255,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path, Sweep, int]:
         folder, sweep = args.resume, Sweep.read(args.resume)
         file = folder / SWEEP.file
         check_trust(args, _unnamed(args, sweep, file), file)
+        check_own(folder, finished(folder, sweep.trials())[1])
         if more := added_values(args, sweep):
             checked(grown(sweep, more, looked=False))  # a mistake is found before anything is written
     else:
@@ -285,7 +286,7 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     from ..lab.growth import extended
     from ..lab.pool import WorkerFailed
     from ..lab.told import told
-    from ..runs import holds_sweep
+    from ..runs import LinkedElsewhere, holds_sweep
 
     tell, lang = note if args.json else say, language(args.lang)
     words = words_in(lang)
@@ -324,17 +325,19 @@ def _compare(args: argparse.Namespace, folder: Path, sweep: Sweep, workers: int)
     except (FolderInUse, ImportError) as error:
         complain("compare", error)
         return 1
+    except LinkedElsewhere as error:
+        complain("compare", error)
+        return 2
     except WorkerFailed as error:
         complain("compare", f"{error}. Then: {go_on}")
         return 1
     except OutputFailed as error:
-        with contextlib.suppress(OutputFailed):
-            why = (
-                "nobody reads the output"
-                if isinstance(error.__cause__, BrokenPipeError)
-                else f"the output cannot be written: {error}"
-            )
-            complain("compare", f"stopped, {why}. {_saved(folder, sweep)} Go on with: {go_on}")
+        why = (
+            "nobody reads the output"
+            if isinstance(error.__cause__, BrokenPipeError)
+            else f"the output cannot be written: {error}"
+        )
+        complain("compare", f"stopped, {why}. {_saved(folder, sweep)} Go on with: {go_on}")
         raise
     except (StorageFailed, OSError) as error:
         if isinstance(error, FileNotFoundError) and not storage_failed(error, folder):  # a text file, for example

@@ -7,6 +7,7 @@ markup as it stands.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 
 class OutputFailed(Exception):
@@ -40,11 +41,17 @@ def say_json(data: Any) -> None:
 
 
 def note(text: object) -> None:
-    """A line on standard error, as long as there is one."""
+    """A line on standard error, as long as there is one: work does not end because nobody can be told of it."""
     try:
         print(visible(text), file=sys.stderr, flush=True)
-    except OSError as error:
-        raise OutputFailed(str(error)) from error
+    except OSError:
+        to_nowhere(sys.stderr)
+
+
+def to_nowhere(stream: IO[str]) -> None:
+    """What it still holds would fail again, at the exit with a code of Python's own."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def complain(verb: str, error: object) -> None:

@@ -129,9 +129,11 @@ def run(args: argparse.Namespace) -> int:
     except (KeyboardInterrupt, Stopped) as error:
         if isinstance(error, KeyboardInterrupt):
             note("")
-        saved = f"saved at step {at}" if isinstance(error, Stopped) else (
-            "the last checkpoint stays" if (folder / CHECKPOINT).is_file() else "no checkpoint was due yet, so nothing is saved")  # fmt: skip
-        complain("train", f"stopped, {saved}; the same command with --out {out} goes on from there")
+        saved = f"saved at step {at}" if isinstance(error, Stopped) else "the last checkpoint stays"
+        then = "goes on from there"
+        if not (folder / CHECKPOINT).is_file():
+            saved, then = "no checkpoint was due yet, so nothing is saved", "begins anew"
+        complain("train", f"stopped, {saved}; the same command with --out {out} {then}")
         by_keyboard = asked == signal.SIGINT if isinstance(error, Stopped) else not isinstance(error, Terminated)
         return 130 if by_keyboard else SIGTERM_CODE
     except (ValueError, TypeError) as error:

@@ -14,8 +14,22 @@ from __future__ import annotations
 
 from .advice import ADVICE, SOURCES
 from .evidence import EVIDENCE
-from .finding import FEW, SEVERITIES, Diagnosis, Finding
+from .finding import FEW, SEVERITIES, Blind, Diagnosis, Finding
+from .needs import NEEDS
 from .record import Record
 from .rules import RULES, diagnose
 
-__all__ = ["ADVICE", "EVIDENCE", "FEW", "RULES", "SEVERITIES", "SOURCES", "Diagnosis", "Finding", "Record", "diagnose"]
+__all__ = [
+    "ADVICE",
+    "EVIDENCE",
+    "FEW",
+    "NEEDS",
+    "RULES",
+    "SEVERITIES",
+    "SOURCES",
+    "Blind",
+    "Diagnosis",
+    "Finding",
+    "Record",
+    "diagnose",
+]

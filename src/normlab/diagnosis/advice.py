@@ -63,7 +63,7 @@ ADVICE: dict[str, tuple[str, ...]] = {
     "train-inference-gap": ("momentum", "power", "layer-norm"),
     "gain-explosion/jumped": ("writes",),
     "gain-explosion/grew": ("gain-group",),
-    "dead-gain/died": ("no-decay", "offset"),
+    "dead-gain/died": ("no-decay", "offset", "shrinks"),
     "dead-gain/unborn": ("one",),
     "attention-logit-growth": ("qk-always", "lower-plain"),
 }
@@ -100,7 +100,9 @@ APPLIES: dict[str, Callable[[Record, Mapping[str, Any]], bool]] = {
     "qk": lambda record, given: bool(given.get("logit")) or _logits_grew(record),
     "beta2": lambda record, given: not record.optimizer or "adam" in str(record.optimizer.get("class")).lower(),
     "norm-first": lambda record, given: record.placement is None or record.placement in ("post", "none"),
-    "no-decay": lambda record, given: not record.optimizer or bool(record.optimizer.get("decays_vectors")),
+    "no-decay": lambda record, given: bool(given.get("decayed", True)),
+    "offset": lambda record, given: bool(given.get("decayed", True)),
+    "shrinks": lambda record, given: not given.get("decayed", True),
     "warm-deep": lambda record, given: record.placement is None or record.placement in BEHIND_THE_SUM,
     "lower-plain": lambda record, given: record.rate is not None,
 }

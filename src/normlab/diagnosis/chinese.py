@@ -7,6 +7,10 @@ TEXTS: dict[str, str] = {
     "step": "第 {first} 步", "steps": "第 {first} 到 {last} 步",
     "looked": "{name}：共 {steps} 步，记录 {recorded} 步，{quantities} 个指标。",
     "few": "多数规则至少要有 {few} 个记录步。", "none": "没有诊断结果。",
+    "blind": "读数不够、没能检查的规则：", "blind-some": "{rules}（{readings} 个读数，需要 {needed} 个）", "semicolon": "；",
+    "change": "要补足读数：", "change-steps": "训练更多步",
+    "change-overhead": "用 watch(max_overhead=None) 代替 {limit}（{held} 个应记录的步没有记录，{lean} 个只记录了精简指标）",
+    "change-every": "用 watch(every={less}) 或更小的值代替 {every}",
     "count-critical-one": "{count} 条严重", "count-critical-many": "{count} 条严重",
     "count-warning-one": "{count} 条警告", "count-warning-many": "{count} 条警告",
     "count-note-one": "{count} 条提示", "count-note-many": "{count} 条提示",
@@ -77,7 +81,9 @@ TEXTS: dict[str, str] = {
     "dead-upper-blocks.why": "从 {half} 起，一个块把词元转动 {degrees} 度（开始时 {start} 度），是第一块的 {share} 倍；通常是 0.2 倍以上。",
     # ---- statistics over tokens, attention
     "padding-contamination": "一个 BatchNorm 把填充算进了统计量。",
-    "padding-contamination.why": "{share} 的位置是填充。归一化层的运行均值与真实位置的均值相差 {size} 个标准差；全部位置与自己的平均只差 {usual}。",
+    "padding-contamination.why": "{share} 的位置是填充。",
+    "padding-contamination.mean": "归一化层的运行均值与真实位置的均值相差 {size} 个标准差；全部位置与自己的平均只差 {usual}。",
+    "padding-contamination.var": "归一化层的运行标准差与真实位置的标准差相差后者的 {size}；全部位置的标准差与自己的平均只差 {usual}。",
     "unstable-batch-statistics": "批统计量与运行统计量相差太大。",
     "unstable-batch-statistics/would": "BatchNorm 在这里会遇到不稳定的统计量：请继续用只看一个词元的归一化。",
     "unstable-batch-statistics.why": "{site} 的 {quantity} 是 {size}。有 {count} 个归一化层高于 {mean}（均值，以标准差计）或 {var}（标准差，相对值）；"
@@ -100,7 +106,7 @@ TEXTS: dict[str, str] = {
     "try/clear": "每步在反向之前调用一次 {optimizer}.zero_grad()：梯度的长度就不会随步数增长",
     "try/master": "权重用 float32 存放，用 {kind} 计算：model.float()，再用 torch.autocast(device_type, torch.bfloat16) 包住前向；这样全部权重都会动",
     "try/stuck-rate": "如果权重必须用 {kind}：学习率要比 {rate} 大，一步的改动要超过权重间隔的一半",
-    "try/eps": "减小 {site} 的 eps：它是那里方差的 {times} 倍；nn.LayerNorm(width, eps=1e-5)，normlab 用 "
+    "try/eps": "减小 {site} 的 eps：它是那里方差的 {times} 倍；{layer}(width, eps=1e-5)，normlab 用 "
                'norm_options={{"eps": 1e-5}}。输出应当恢复到 1 左右',
     "try/eps-scale": "如果输入本来就该这么小：在 {site} 之前放大，例如把嵌入乘以 sqrt(width)",
     "try/draw-block": "把 {site} 的矩阵按约 {times} 分之一的标准差初始化：nn.init.normal_(weight, std=width ** -0.5) 或 "
@@ -143,6 +149,7 @@ TEXTS: dict[str, str] = {
     "try/writes": "检查这两步之间是什么写入了 {site}.weight；要继续训练，就载入此前的检查点（当时的增益是 {before}）",
     "try/gain-group": "把 {site}.weight 放进单独的参数组，用更小的学习率和一点权重衰减；或用 norm=\"scale\"，它只有一个增益",
     "try/no-decay": '增益不要用权重衰减：{optimizer}([{{"params": matrices}}, {{"params": vectors, "weight_decay": 0.0}}])；现在是 {decay}',
+    "try/shrinks": "检查是什么写入了 {site}.weight，以及它的梯度：权重衰减（这里是 {decay}）解释不了这样的下降",
     "try/offset": '用 normlab 归一化层的 gain="offset"，它衰减到 1；如果这个块没有用处，就减少层数',
     "try/one": "让 {site}.weight 从 1 或一个小的数开始：它所乘的数不能同时为零",
 }  # fmt: skip

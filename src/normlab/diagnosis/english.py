@@ -7,6 +7,10 @@ TEXTS: dict[str, str] = {
     "step": "step {first}", "steps": "steps {first} to {last}",
     "looked": "{name}: {steps} steps, {recorded} of them recorded, {quantities} quantities. ",
     "few": " Most rules need {few} recorded steps.", "none": "No finding.",
+    "blind": " Could not look: ", "blind-some": "{rules} ({readings} of {needed} readings)", "semicolon": "; ",
+    "change": " To change that: ", "change-steps": "more steps",
+    "change-overhead": "watch(max_overhead=None) in place of {limit} ({held} due steps were held back, {lean} were lean)",
+    "change-every": "watch(every={less}) or less in place of {every}",
     "count-critical-one": "{count} critical", "count-critical-many": "{count} critical",
     "count-warning-one": "{count} warning", "count-warning-many": "{count} warnings",
     "count-note-one": "{count} note", "count-note-many": "{count} notes",
@@ -82,8 +86,11 @@ TEXTS: dict[str, str] = {
                              "angle; 0.2 and more is usual.",
     # ---- statistics over tokens, attention
     "padding-contamination": "A BatchNorm counts padding in its statistics.",
-    "padding-contamination.why": "{share} of the cells are padding. The norm's running mean lies {size} deviations off the mean of the real "
-                                 "cells; all cells together lie {usual} off their average.",
+    "padding-contamination.why": "{share} of the cells are padding.",
+    "padding-contamination.mean": " The norm's running mean lies {size} deviations off the mean of the real cells; all cells together lie "
+                                  "{usual} off their average.",
+    "padding-contamination.var": " The norm's running deviation lies {size} of it off the deviation of the real cells; that of all cells "
+                                 "together lies {usual} off its average.",
     "unstable-batch-statistics": "The statistics of a batch differ too much from their running average.",
     "unstable-batch-statistics/would": "BatchNorm would see unsteady statistics here: keep a norm that looks at one token.",
     "unstable-batch-statistics.why": "{quantity} is {size} at {site}. {count} norms are above {mean} (means, in deviations) or {var} "
@@ -108,7 +115,7 @@ TEXTS: dict[str, str] = {
     "try/master": "hold the weights in float32 and compute in {kind}: model.float(), then torch.autocast(device_type, torch.bfloat16) around "
                   "the forward; all weights move then",
     "try/stuck-rate": "a larger lr than {rate}, if the weights must stay in {kind}: a step must exceed half a spacing of the weight",
-    "try/eps": "a smaller eps for {site}: it is {times} times the variance there; nn.LayerNorm(width, eps=1e-5), in normlab "
+    "try/eps": "a smaller eps for {site}: it is {times} times the variance there; {layer}(width, eps=1e-5), in normlab "
                'norm_options={{"eps": 1e-5}}. The output should grow to a size of about 1',
     "try/eps-scale": "if the input is meant to be that small: scale it up in front of {site}, for example the embedding by sqrt(width)",
     "try/draw-block": "draw the matrices of {site} with a deviation about {times} times smaller: nn.init.normal_(weight, std=width ** -0.5) or "
@@ -154,6 +161,7 @@ TEXTS: dict[str, str] = {
     "try/writes": "look at what writes to {site}.weight between these two steps; to go on, load the last checkpoint before them (its gain was {before})",
     "try/gain-group": "a smaller lr and some weight decay for {site}.weight, in a parameter group of its own; norm=\"scale\", which has one gain",
     "try/no-decay": 'no weight decay on gains: {optimizer}([{{"params": matrices}}, {{"params": vectors, "weight_decay": 0.0}}]); it is {decay} now',
+    "try/shrinks": "look at what writes to {site}.weight, and at its gradient: weight decay ({decay} here) does not explain it",
     "try/offset": 'gain="offset" of normlab\'s norms, whose decay goes to 1; fewer layers, if the block is not needed',
     "try/one": "start {site}.weight at one, or at a small number: what it multiplies must not be zero as well",
 }  # fmt: skip

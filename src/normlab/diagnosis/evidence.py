@@ -9,7 +9,12 @@ EVIDENCE: dict[str, tuple[str, ...]] = {
     "stuck-weights": ("unmoved_share", "update_ratio"),
     "large-initialization": ("weight_scale", "loss"),
     "gain-explosion": ("gain_max", "gain_rms"),
-    "padding-contamination": ("batch_mean_distance_padded", "running_distance_padded", "batch_mean_distance"),
+    "padding-contamination": (
+        "batch_mean_distance_padded",
+        "running_distance_padded",
+        "batch_mean_distance",
+        "batch_var_distance",
+    ),
     "loss-divergence": ("loss",),
     "learning-rate-high": ("loss",),
     "exploding-gradient": ("stream_grad",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .words import rule_in, say
@@ -46,8 +46,19 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Blind:
+    """A rule that could not look: it had so many readings of what it reads, and needs more."""
+
+    rule: str
+    quantity: str
+    readings: int
+    needed: int
+
+
+@dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found, the gravest first; true if there is anything."""
+    """What :func:`diagnose` found, the gravest first; true if there is anything. ``blind``: rules that had too few readings to look,
+    ``change``: what would give them more."""
 
     findings: tuple[Finding, ...]
     name: str
@@ -55,13 +66,30 @@ class Diagnosis:
     recorded: int  # steps with readings other than the loss
     quantities: tuple[str, ...]
     language: str = "en"
+    blind: tuple[Blind, ...] = ()
+    change: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         return {"run": self.name, "last_step": self.last_step, "recorded_steps": self.recorded,
-                "quantities": list(self.quantities), "findings": [f.to_dict() for f in self.findings]}  # fmt: skip
+                "quantities": list(self.quantities), "findings": [f.to_dict() for f in self.findings],
+                "could_not_look": [asdict(b) for b in self.blind], "change": list(self.change)}  # fmt: skip
+
+    def _unseen(self) -> str:
+        """Which rules could not look, those with as many readings together, and what to change."""
+        language, counts = self.language, dict.fromkeys((b.readings, b.needed) for b in self.blind)
+        parts = [
+            say(language, "blind-some", readings=had, needed=needed,
+                rules=say(language, "comma").join(rule_in(language, b.rule) for b in self.blind if (b.readings, b.needed) == (had, needed)))
+            for had, needed in counts
+        ]  # fmt: skip
+        if not parts:
+            return ""
+        semicolon, stop = say(language, "semicolon"), say(language, "stop")
+        text = say(language, "blind") + semicolon.join(parts) + stop
+        return text + (say(language, "change") + semicolon.join(self.change) + stop if self.change else "")
 
     def __str__(self) -> str:
         language = self.language
@@ -73,7 +101,7 @@ class Diagnosis:
             recorded=self.recorded,
             quantities=len(self.quantities),
         )
-        few = say(language, "few", few=FEW) if self.recorded < FEW else ""
+        few = (say(language, "few", few=FEW) if self.recorded < FEW else "") + self._unseen()
         if not self.findings:
             return f"{looked}{say(language, 'none')}{few}"
         counts = [(s, sum(f.severity == s for f in self.findings)) for s in SEVERITIES]

@@ -105,6 +105,12 @@ class Record:
                 return bool(found["final_norms"])
         return None
 
+    def features_last(self, norm: str) -> bool:
+        """Are a token's features the last axis of what this norm gets? As the watch found it; yes where it did not say."""
+        structure = self.info.get("structure")
+        norms = structure.get("norms") if isinstance(structure, Mapping) else None
+        return next((n.get("channel_dim", -1) == -1 for n in norms or () if n["name"] == norm), True)
+
     @cached_property
     def calls(self) -> list[str]:
         """Norms in the order in which they were called; empty where no probe looked at norms."""

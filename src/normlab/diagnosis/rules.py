@@ -18,6 +18,7 @@ from .depth import (
 )
 from .finding import SEVERITIES, Diagnosis, Finding
 from .loss import constant_answer, learning_rate_high, learning_rate_low, loss_divergence, loss_spike
+from .needs import blind, change
 from .record import Record
 from .setup import eps_swallows, large_initialization, stale_gradient, stuck_weights
 from .values import dead_gain, gain_explosion, leak, nonfinite
@@ -127,4 +128,8 @@ def diagnose(run: Run | str | Path, *, include_notes: bool = False, language: st
     findings = [f for rule in RULES.values() for f in rule(record) if include_notes or f.severity != "note"]
     findings = _causes(findings, record)
     findings.sort(key=lambda f: SEVERITIES.index(f.severity))  # stable: RULES' order within a severity
-    return Diagnosis(tuple(findings), str(run.folder), record.last_step, record.recorded, record.quantities, language)
+    unseen = tuple(blind(record))
+    return Diagnosis(
+        tuple(findings), str(run.folder), record.last_step, record.recorded, record.quantities, language, unseen,
+        change(record) if unseen else (),
+    )  # fmt: skip

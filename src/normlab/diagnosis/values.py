@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from ..runs import decode
@@ -77,6 +78,28 @@ def leak(record: Record) -> Iterator[Finding]:
     yield record.found("leak", "critical", site, (step, step), why, kind=record.norms.get(site or "", ""))
 
 
+EXPLAINS = 0.5  # of a drop: what weight decay must account for to be blamed
+
+
+def _decayed(record: Record, start: float, size: float, steps: int) -> bool:
+    """Can weight decay have brought a gain down so far in so many steps? Yes where the run does not know its optimizer or its rate.
+
+    A step takes rate * decay of a gain, which falls by the exponential of their sum. Adam without W puts the decay into the gradient
+    and divides by its length: a step takes at most the rate itself.
+    """
+    if not record.optimizer:
+        return True
+    if not record.optimizer.get("decays_vectors"):
+        return False
+    rates = record.of_model("lr").values
+    if not rates or math.isnan(record.decay):
+        return True
+    moved = fmean(rates) * steps
+    if record.optimizer.get("class") in ("Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad"):
+        return moved >= EXPLAINS * (start - size)
+    return moved * record.decay >= EXPLAINS * math.log(start / max(size, 1e-9))
+
+
 GAIN_JUMP, GAIN_LARGE, GAIN_SMALL = 5.0, 50.0, 0.02
 
 
@@ -128,8 +151,8 @@ def dead_gain(record: Record) -> Iterator[Finding]:
     if died is not None:
         size, site, window, more = died
         why = record.say("dead-gain.died", size=-size, start=series[site].values[0]) + record.others(more)
-        yield record.found("dead-gain", "warning", site, span_of(window), why, case="died",
-                           decay=record.decay)  # fmt: skip
+        yield record.found("dead-gain", "warning", site, span_of(window), why, case="died", decay=record.decay,
+                           decayed=_decayed(record, series[site].values[0], -size, window.steps[0]))  # fmt: skip
         return
     gradients = record.late("gain_grad")
     unborn = worst_of(

@@ -6,6 +6,7 @@ with the reason, and the run starts again: slower, never wrong.
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -83,6 +84,28 @@ def save(
     _write(folder / FILE, tensors, progress)
 
 
+UNLIKE = "missing, unknown or of another shape or type"
+
+
+def _unlike(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """Names of what is wanted and not found as such."""
+    return [n for n, t in wanted.items() if n not in found or (found[n].shape, found[n].dtype) != (t.shape, t.dtype)]
+
+
+def _state_made_by(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[str, Tensor]]:
+    """What it keeps of each parameter after a step, made by a step of a copy: only it knows. Fused ones trust what they are given,
+    and read past its end."""
+    twin = copy.deepcopy(optimizer)
+    twin.state.clear()
+    of: dict[Tensor, nn.Parameter] = {}
+    for group, its in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        of.update(zip(its["params"], group["params"], strict=True))
+    for parameter in of:
+        parameter.grad = torch.zeros_like(parameter)
+    twin.step()
+    return {of[p]: {k: torch.as_tensor(v) for k, v in kept.items()} for p, kept in twin.state.items()}
+
+
 def load(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, refusal: Callable[[dict[str, Any]], str | None]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -113,15 +136,10 @@ def load(
     if reason := refusal(progress):
         raise CheckpointUnreadable(f"{path} does not fit: {reason}")
     expected = {f"model.{name}": t for name, t in _distinct(model.state_dict()).items()}
-    wrong = [n for n, t in expected.items() if n not in tensors or tensors[n].shape != t.shape]
-    if (
-        tensors.get("random", torch.empty(0)).shape != torch.get_rng_state().shape
-        or tensors["random"].dtype != torch.uint8
-    ):
-        wrong.append("random")
-    if wrong:
-        raise CheckpointUnreadable(f"{path} does not fit the model: {', '.join(wrong)} missing or of another shape")
+    if wrong := _unlike(tensors, expected):
+        raise CheckpointUnreadable(f"{path} does not fit the model: {', '.join(wrong)} {UNLIKE}")
     state: dict[nn.Parameter, dict[str, Tensor]] = {}
+    kept = _state_made_by(optimizer)
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
         held = {
@@ -129,10 +147,16 @@ def load(
             for n, t in tensors.items()
             if n.startswith(prefix) and "." not in n[len(prefix) :]
         }
-        if any(t.numel() != 1 and t.shape != parameter.shape for t in held.values()):
-            raise CheckpointUnreadable(f"{path} does not fit the optimizer: its state of {name} has another shape")
+        its = kept.get(parameter, {})
+        # None at all is right: a parameter that had no gradient has no state.
+        if wrong := [*_unlike(held, its), *(held.keys() - its.keys())] if held else []:
+            raise CheckpointUnreadable(f"{path} does not fit the optimizer: {', '.join(wrong)} of {name} {UNLIKE}")
         if held:
             state[parameter] = held
+    try:
+        torch.Generator().set_state(tensors["random"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointUnreadable(f"{path} does not fit the random numbers: their state is none") from error
     if left := [n for n in tensors if n.startswith("model.") and n not in expected]:
         raise CheckpointUnreadable(f"{path} does not fit the model, which has no {', '.join(left)}")
     model.load_state_dict(

@@ -157,7 +157,7 @@ def _emptied(folder: Path) -> Iterator[None]:
             (folder / INFO).unlink(missing_ok=True)
             for old in folder.iterdir():
                 if old.name != LOCK:
-                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+                    shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
             yield
     except OSError as error:
         raise StorageFailed(f"{folder} cannot be written: {error}") from error

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..runs import check_file
+
 LOCK = "lock"
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)
 
@@ -36,6 +38,7 @@ def sole_writer(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder, made if need be; after ``wait`` seconds give up with :class:`FolderInUse`, naming who has it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
+    check_file(path)
     lock = FileLock(path, timeout=wait, poll_interval=0.02)
     try:
         lock.acquire()

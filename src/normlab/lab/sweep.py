@@ -35,6 +35,8 @@ from ..runs import (
     Run,
     cell_name,
     check_distinct,
+    check_file,
+    check_trial_folder,
     finished_result,
     holds_sweep,
     outer,
@@ -335,7 +337,9 @@ def plan(sweep: Sweep, folder: str | Path, workers: int, *, estimate: bool = Tru
         if not holds_sweep(folder):
             created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             write_grid(folder, replace(sweep.grid(), created=created, normlab=__version__))
-    done, _ = finished(folder, sweep.trials())
+    done, open_ = finished(folder, sweep.trials())
+    if write:
+        check_own(folder, open_)
     agenda = Agenda(sweep, done)
     missing = list(agenda.queue)
     work: dict[str, Work] = {}
@@ -356,7 +360,8 @@ def run(plan: Plan, engine: Engine, notify: Notify) -> None:
     require("training", "lab", *NEEDS)  # here too: in a worker it would be a result, trial by trial
     with sole_writer(plan.folder):
         # Between planning and here another sweep may have finished some of it.
-        since, _ = finished(plan.folder, [t for t in plan.sweep.trials() if t.name not in plan.done])
+        since, not_ended = finished(plan.folder, [t for t in plan.sweep.trials() if t.name not in plan.done])
+        check_own(plan.folder, not_ended)
         agenda = Agenda(plan.sweep, {**plan.done, **since})
         open_ = {trial.name for trial in agenda.queue}
         for trial in agenda.queue:
@@ -374,6 +379,17 @@ def run(plan: Plan, engine: Engine, notify: Notify) -> None:
 
         if agenda.queue:
             engine.run(plan.folder, agenda.queue, hear)
+
+
+def check_own(folder: Path, trials: Sequence[Trial]) -> None:
+    """Refuse to run these if something that would be written lies elsewhere, before any is touched. Those that ended are only read."""
+    check_file(folder / LOCK)
+    for trial in trials:
+        at = check_trial_folder(folder, trial.name)
+        if at.is_dir():  # anything else is put aside, as are readings that are no file
+            check_file(at / LOCK)
+            if (at / READINGS).is_file():
+                check_file(at / READINGS)
 
 
 def _put_aside_unreadable(at: Path) -> None:

@@ -33,6 +33,7 @@ from ..runs import (
     TrialResult,
     holds_summary,
     holds_sweep,
+    present,
     read_grid,
     read_summary,
     read_trials,
@@ -66,7 +67,7 @@ def view(of: str | Path | Run | Summary) -> Data:
         return kernels.view(folder)
     if holds_summary(folder) or holds_sweep(folder):
         return _of_summary(_summary(folder), read_grid(folder) if holds_sweep(folder) else None, folder)
-    if (folder / INFO).exists():
+    if present(folder / INFO):
         return _of_run(folder)
     raise RunUnreadable(
         f"{folder} holds nothing to report: neither {SUMMARY.file} (a sweep) nor {INFO} (a run) is in it"

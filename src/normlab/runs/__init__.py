@@ -39,7 +39,18 @@ from .claims import (
     write_evidence,
 )
 from .contents import STATUSES
-from .files import confined, parsed, read_json, read_text, replace_file, replacing
+from .files import (
+    LinkedElsewhere,
+    check_file,
+    check_place,
+    confined,
+    parsed,
+    present,
+    read_json,
+    read_text,
+    replace_file,
+    replacing,
+)
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -65,6 +76,7 @@ from .sweep import (
     TRIALS,
     TRIALS_TABLE,
     Grid,
+    check_trial_folder,
     finished_result,
     holds_summary,
     holds_sweep,
@@ -109,6 +121,7 @@ __all__ = [
     "Grid",
     "Grown",
     "HeldRun",
+    "LinkedElsewhere",
     "Place",
     "Rate",
     "Refused",
@@ -124,6 +137,9 @@ __all__ = [
     "Writer",
     "cell_name",
     "check_distinct",
+    "check_file",
+    "check_place",
+    "check_trial_folder",
     "confined",
     "decode",
     "encode",
@@ -140,6 +156,7 @@ __all__ = [
     "outer",
     "parsed",
     "plain",
+    "present",
     "read_all_evidence",
     "read_claims",
     "read_evidence",

@@ -2,7 +2,8 @@
 
 A name in a folder may stand for a pipe that nobody writes to, a device without an end, or a terabyte; opening or reading it in
 the ordinary way would never return. Here only regular files are read, up to a limit and to the length they had when opened.
-It may also be a link to somewhere else: inside of :func:`confined` only what really lies below a folder is read.
+It may also be a link to somewhere else: inside of :func:`confined` only what really lies below a folder is read, and what is
+written in place (:func:`appending`) must be a file of its folder alone, in a folder that lies where its name says (:func:`check_place`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -148,7 +150,48 @@ def bounded(value: float) -> float:
     return value if -LARGEST <= value <= LARGEST or value != value else math.inf if value > 0 else -math.inf
 
 
+def present(path: Path) -> bool:
+    """Is there something of that name, readable or not? A link that leads to itself is; for ``Path.exists`` it is not."""
+    return os.path.lexists(path)
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+class LinkedElsewhere(RunUnreadable):
+    """In the place of what a run or a sweep writes stands something else, such as a link to a file of somebody else's."""
+
+
+def check_file(path: Path) -> None:
+    """Refuse to write into a file that is there and not a regular one of this name alone. What is replaced needs no such check:
+    that takes the place of a link."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        fault = f"is a link to {os.readlink(path)}, and would be written through"
+    elif not stat.S_ISREG(status.st_mode):
+        fault = f"is not a regular file but {_kind(status.st_mode)}"
+    elif status.st_nlink > 1:
+        fault = "is a hard link: the same file has another name elsewhere, and would be written there too"
+    else:
+        return
+    raise LinkedElsewhere(f"{path} {fault}; remove it, or put a copy in its place")
+
+
+def check_place(path: Path, root: Path) -> None:
+    """Refuse to write below a folder that lies elsewhere than its name says, seen from ``root``; that one may lie behind links."""
+    real = Path(os.path.realpath(path))
+    if real != Path(os.path.realpath(root)) / path.relative_to(root):
+        raise LinkedElsewhere(f"{path} is, or lies behind, a link to {real}; what is written must lie in {root} itself")
+
+
+def appending(path: Path) -> FileIO:
+    """A file to add to and to cut, without a buffer: a line that a full disk refused must not turn up later."""
+    check_file(path)
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # one that comes after the check
+    return FileIO(path, "a", opener=lambda name, flags: os.open(name, flags | no_link, 0o666))
 
 
 @contextmanager

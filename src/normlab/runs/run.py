@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..errors import RunUnreadable, need
 from .contents import RUN_FILE, reading
-from .files import LINE, lines, opened, replace_file, replacing
+from .files import LINE, appending, check_file, lines, opened, replace_file, replacing
 from .shapes import read
 
 SCHEMA, INFO, READINGS = RUN_FILE.schema, RUN_FILE.file, "readings.jsonl"
@@ -49,6 +49,8 @@ class Writer:
         if (self.folder / INFO).exists() and not again:
             raise FileExistsError(f"{self.folder} already holds a run; choose another folder or remove it")
         self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / READINGS
+        check_file(path)  # before run.json changes
         self.info: dict[str, Any] = {"schema": SCHEMA, "status": "running", "created": _now(), **(info or {})}
         self._file: FileIO | None = None
         self._started = time.monotonic()
@@ -57,11 +59,10 @@ class Writer:
             self.info = {**before, **(info or {}), "status": "running"}
             self._started -= before.get("seconds") or 0.0
         self._save()
-        path = self.folder / READINGS
         _cut_torn_line(path)
         if after is not None:
             _cut_after(path, after)
-        self._file = FileIO(path, "a")  # no buffer: a line that a full disk refused must not turn up later
+        self._file = appending(path)
 
     def write(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
         """One recorded step: {probe: {site: number}}."""
@@ -120,7 +121,8 @@ def _cut_torn_line(path: Path) -> None:
     except FileNotFoundError:
         return
     if keep < end:
-        os.truncate(path, keep)
+        with appending(path) as whole:
+            whole.truncate(keep)
 
 
 def end_of_lines(path: Path, file: IO[bytes], end: int) -> int:

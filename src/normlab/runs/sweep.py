@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 from ..errors import RunUnreadable
 from .axes import LR, SEED, WITHIN_CELLS, Axes, cell_name, check_distinct, outer, same
-from .files import replace_file
+from .files import LinkedElsewhere, check_place, present, replace_file
 from .records import (
     OUTCOMES,
     SUMMARY,
@@ -100,6 +100,11 @@ class Grid(Record):
                 raise ValueError(f"a sweep needs {name}, as an axis or in its base")
         if self.first_seeds is not None and not 1 <= self.first_seeds <= len(self.seeds):
             raise ValueError(f"first_seeds must be 1 to {len(self.seeds)}, the number of seeds, got {self.first_seeds}")
+        if not self.cells():
+            reasons = dict.fromkeys(r.reason for r in self.refused)
+            raise ValueError(
+                f"every cell is refused, so that there is nothing to compare: {'; '.join(map(str, reasons))}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """What is not known is left out: a plan knows neither unit nor machine."""
@@ -154,7 +159,7 @@ SWEEP = Kind("sweep", "sweep.json", Grid.SCHEMA, Grid.from_dict, 64 * 2**20)
 
 
 def holds_sweep(folder: Path) -> bool:
-    return (folder / SWEEP.file).exists()
+    return present(folder / SWEEP.file)
 
 
 def read_grid(folder: str | Path) -> Grid:
@@ -171,6 +176,16 @@ def write_grid(folder: Path, grid: Grid) -> None:
 
 def trial_folder(folder: Path, name: str) -> Path:
     return folder / TRIALS / name
+
+
+def check_trial_folder(folder: Path, name: str) -> Path:
+    """The same, to be written: it lies in the sweep itself."""
+    at, trials = trial_folder(folder, name), folder / TRIALS
+    if present(trials) and not trials.is_dir():
+        raise LinkedElsewhere(f"{trials} is not a folder; remove it, or put the trials' folder in its place")
+    check_place(trials, folder)
+    check_place(at, folder)
+    return at
 
 
 def _task_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,7 +255,7 @@ def read_trials(folder: str | Path) -> tuple[Grid, list[TrialResult]]:
 
 
 def holds_summary(folder: Path) -> bool:
-    return (folder / SUMMARY.file).exists()
+    return present(folder / SUMMARY.file)
 
 
 def read_summary(folder: str | Path) -> Summary:

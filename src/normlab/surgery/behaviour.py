@@ -3,18 +3,17 @@
 A stand-in of the module, with its class and its plain attributes but with seeded random parameters and without hooks, gets seeded
 vectors. If its answers are ``gain * x_hat + bias`` per feature for one kind of ``x_hat``, gain and bias are solved for and looked up
 among the parameters: neither their names nor their order matter, and a gain that still stands at one cannot hide. eps is solved
-for from answers to small inputs, rounded to the shortest number that gives them, and all answers are compared again.
-The result is exact, or the reason why it is unknown.
+for from answers to small inputs, rounded to the shortest number that gives them, and all answers are compared again. What takes any
+width is asked at others as well, and inputs of fewer axes count only where those of more were refused: what holds for one shape alone
+is no answer. The result is exact, or the reason why it is unknown.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,33 +21,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._torch import own_buffers, own_parameters
-from ..kernels import reference
+from .fitting import Asked, Facts, Unknown, fit
 
 SCALES = (1e3, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-14)
-TOLERANCE = 3e-5  # relative; modules compute in float32
+ELSEWHERE = (7, 19)  # widths at which what takes any width is asked again
 PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, torch.Size)
-
-
-class Unknown(Exception):
-    """The reason why a module is not a norm that we know; ``nature``: what can be said of it all the same (sites.NATURES)."""
-
-    def __init__(self, reason: str, nature: str = "unknown") -> None:
-        super().__init__(reason)
-        self.nature = nature
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What was found, without the module it was found of."""
-
-    kind: str
-    gain: str
-    eps: float
-    eps_form: str
-    channel_dim: int
-    gain_name: str | None
-    bias_name: str | None
-    gain_scale: float = 1.0
 
 
 def facts_of(module: nn.Module) -> Facts:
@@ -68,30 +45,55 @@ def facts_of(module: nn.Module) -> Facts:
     argument = _argument(module)
     draw = torch.Generator().manual_seed(20261117)
     stand_in, parameters = _stand_in(module, draw)
-    failures = []
+
+    def ask(shape: tuple[int, ...], channel: int) -> Asked:
+        x = 3 * torch.randn(shape, generator=draw, dtype=torch.float64) + 1
+        x = x.to(_dtype(module)).to(_device(module))
+        answers = [_answer(stand_in, argument, scale * x) for scale in SCALES]
+        return [_channels_last(scale * x, channel) for scale in SCALES], [_channels_last(y, channel) for y in answers]
+
+    told = any(p.numel() > 1 for p in parameters.values())
+    refused: list[str] = []
+    unfit: list[str] = []
     with _undisturbed(module):
-        for shape, channel in _layouts(parameters, module):
-            x = 3 * torch.randn(shape, generator=draw, dtype=torch.float64) + 1
-            x = x.to(_dtype(module)).to(_device(module))
-            try:
-                answers = [_answer(stand_in, argument, scale * x) for scale in SCALES]
-            except Unknown as error:
-                failures.append(str(error))
-                continue
-            except Exception as error:  # another layout may be the right one; the reason is kept
-                failures.append(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}")
-                continue
-            rows = [_channels_last(scale * x, channel) for scale in SCALES]
-            replies = [_channels_last(answer, channel) for answer in answers]
-            try:
-                return _fit(rows, replies, parameters, channel)
-            except Unknown as error:
-                if error.nature != "unknown":
-                    raise
-                failures.append(str(error))
-    # A layout that was refused says less than one that was answered.
-    answered = [f for f in failures if "Error" not in f]
-    raise Unknown((answered or failures or ["no input of a shape it could take"])[0])
+        for tail in _tails(parameters, module):
+            before = len(unfit)
+            for layouts in _by_rank(tail):
+                for shape, channel in layouts:
+                    try:
+                        asked = ask(shape, channel)
+                    except Exception as error:  # another layout may be the right one; the reason is kept
+                        name = "" if isinstance(error, Unknown) else f"{type(error).__name__}: "
+                        refused.append(name + " ".join(str(error).split())[:120])
+                        continue
+
+                    def elsewhere(shape: tuple[int, ...] = shape, channel: int = channel) -> list[Asked]:
+                        return [] if told else _at_other_widths(ask, shape, channel)
+
+                    try:
+                        return fit(*asked, parameters, channel, elsewhere, _factors(module, told))
+                    except Unknown as error:
+                        if error.nature == "linear" and any(b is not None for b in own_buffers(module).values()):
+                            raise Unknown("in evaluation, in which it was asked, it scales and shifts its input alone", "linear") from error  # fmt: skip
+                        if error.nature != "unknown":
+                            raise
+                        unfit.append(str(error))
+                if len(unfit) > before:
+                    break  # fewer axes cannot tell which of them share a statistic
+    raise Unknown((unfit or refused or ["no input of a shape it could take"])[0])
+
+
+def _at_other_widths(ask: Callable[..., Asked], shape: tuple[int, ...], channel: int) -> list[Asked]:
+    """None at all: it insists on its width."""
+    found = []
+    for width in ELSEWHERE:
+        other = list(shape)
+        other[channel] = width
+        try:
+            found.append(ask(tuple(other), channel))
+        except Exception:
+            continue
+    return found
 
 
 # ---- may it be asked? ------------------------------------------------------------------------------------------------
@@ -215,21 +217,33 @@ def _answer(module: nn.Module, argument: str | None, x: Tensor) -> Tensor:
 # ---- what it is asked ------------------------------------------------------------------------------------------------
 
 
-def _layouts(parameters: dict[str, Tensor], module: nn.Module) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(shape of an input, channel axis). Four axes tell channels first from last; fewer for what insists on them."""
+def _tails(parameters: dict[str, Tensor], module: nn.Module) -> list[tuple[int, ...]]:
+    """The features of an input: as many as there are of a parameter, or of what the module says of itself."""
     held = parameters or {n: b for n, b in own_buffers(module).items() if b is not None and b.is_floating_point()}
     shapes = {tuple(p.shape) for p in held.values() if p.numel() > 1}
-    tails = [max(shapes, key=len)] if shapes else [(n,) for n in _widths(module)]
-    for tail in tails:
-        trimmed = tuple(n for n in tail if n > 1) or tail
-        for lead in ((2, 3, 5), (2, 3), (7,)):
-            yield lead[: max(1, len(lead) + 1 - len(trimmed))] + trimmed, -1
-            if len(trimmed) == 1 and len(lead) > 1:
-                yield (lead[0], *trimmed, *lead[1:]), 1
+    return [max(shapes, key=len)] if shapes else [(n,) for n in _widths(module)]
+
+
+def _by_rank(tail: tuple[int, ...]) -> Iterator[list[tuple[tuple[int, ...], int]]]:
+    """(shape of an input, channel axis), of one number of axes at a time. Four tell channels first from last, and a token's statistic
+    from a sample's; fewer are for what insists on them."""
+    trimmed = tuple(n for n in tail if n > 1) or tail
+    # no axis as long as another: what broadcasts by chance would be answered
+    sizes = [n for n in (2, 3, 5, 7, 13, 17) if n not in trimmed]
+    for lead in (sizes[:3], sizes[:2], [7]):
+        kept = tuple(lead[: max(1, len(lead) + 1 - len(trimmed))])
+        found = [(kept + trimmed, -1)]
+        if len(trimmed) == 1 and len(lead) > 1:
+            found.append(((kept[0], *trimmed, *kept[1:]), 1))
+        yield found
 
 
 def _widths(module: nn.Module) -> list[int]:
     """Of a module without parameters: what it says of itself, or any."""
+    return [*_said(module), 11]
+
+
+def _said(module: nn.Module) -> list[int]:
     said = []
     for value in vars(module).values():
         for n in value if isinstance(value, (tuple, list)) else (value,):
@@ -237,144 +251,13 @@ def _widths(module: nn.Module) -> list[int]:
                 n = round(n * n)  # the root of a width, as a factor
             if isinstance(n, int) and not isinstance(n, bool) and 2 <= n <= 65536:
                 said.append(n)
-    return [*dict.fromkeys(said), 11]
+    return list(dict.fromkeys(said))
+
+
+def _factors(module: nn.Module, told: bool) -> tuple[float, ...]:
+    """Numbers that may stand between a gain and its parameter: none, and where no parameter tells the width, roots of what may be one."""
+    return (1.0,) if told else (1.0, *(n**0.5 for n in _said(module)))
 
 
 def _channels_last(t: Tensor, channel: int) -> Tensor:
     return t.detach().double().cpu().movedim(channel, -1)
-
-
-# ---- what its answers mean -------------------------------------------------------------------------------------------
-
-
-def _fit(xs: list[Tensor], ys: list[Tensor], parameters: dict[str, Tensor], channel: int) -> Facts:
-    if not all(torch.isfinite(y).all() for y in ys):
-        raise Unknown("its answers to small inputs are not finite")
-    reasons = []
-    cell = max([1, *(p.squeeze().dim() for p in parameters.values())])
-    for kind in ("layer", "rms"):
-        gain, bias, misfit = _gain_and_bias(_unit(xs[0], kind, 0.0), ys[0], cell)
-        if misfit > 1e-3 or not gain.any():  # eps may be large: it is solved for below, and compared then
-            continue
-        try:
-            found_bias = _name_of(bias, parameters, "bias", scales=(1.0,))
-            used = {n: p for n, p in parameters.items() if n != found_bias[0]}
-            # eps bends the gain by half of eps: names are looked up loosely here and compared exactly below
-            found_gain = _name_of(gain, used, "gain", scales=_scales(xs[0].shape[-1]), loose=1e-3)
-            unused = set(parameters) - {found_bias[0], found_gain[0]}
-            if unused:
-                raise Unknown(f"its parameter {min(unused)} is neither gain nor bias")
-            shift = torch.zeros(()) if found_bias[0] is None else parameters[found_bias[0]].squeeze()
-            eps, form = _eps(kind, xs, ys, _values(found_gain, parameters), shift)
-        except Unknown as error:
-            reasons.append(str(error))
-            continue
-        name, gain_kind, scale = found_gain
-        one = name is None or parameters[name].numel() == 1
-        spherical = one and kind == "rms" and (name is not None or scale != 1)
-        return Facts("scale" if spherical else kind, gain_kind, eps, form, channel, name, found_bias[0], scale)
-    many = xs[0].flatten(0, -1 - cell).shape[0] > 4  # through two points goes any line
-    if reasons:
-        raise Unknown(reasons[0], "norm" if many else "unknown")
-    if many and _gain_and_bias(xs[1], ys[1], cell)[2] < TOLERANCE:
-        raise Unknown("it scales and shifts its input, and normalizes nothing", "linear")
-    raise Unknown("its answers fit neither LayerNorm nor RMSNorm")
-
-
-def _unit(x: Tensor, kind: str, eps: float, form: str = "root") -> Tensor:
-    """x_hat over the last axis, float64."""
-    if form == "root":
-        return reference.normalize(x, (x.dim() - 1,), eps, centered=kind == "layer")[0]
-    mean, square, _ = reference.moments(x, (x.dim() - 1,), centered=kind == "layer")
-    root, length = square.sqrt(), x.shape[-1] ** 0.5
-    return (x - mean) / (root + eps if form == "outside" else (root * length).clamp(min=eps) / length)
-
-
-def _gain_and_bias(unit: Tensor, y: Tensor, cell: int) -> tuple[Tensor, Tensor, float]:
-    """Least squares of y = gain * unit + bias over all but the last ``cell`` axes (2: a gain per head), and how far off."""
-    u, v = unit.flatten(0, -1 - cell), y.flatten(0, -1 - cell)
-    mean_u, mean_v = u.mean(0), v.mean(0)
-    spread = ((u - mean_u) ** 2).mean(0).clamp(min=1e-30)
-    gain = ((u - mean_u) * (v - mean_v)).mean(0) / spread
-    bias = mean_v - gain * mean_u
-    misfit = (gain * u + bias - v).abs().max() / v.abs().max().clamp(min=1e-30)
-    return gain, bias, float(misfit)
-
-
-def _scales(width: int) -> tuple[float, ...]:
-    """Factors that stand between a gain and its parameter: none, that of |x|, and torch's unbiased deviation."""
-    return (1.0, width**-0.5, math.sqrt((width - 1) / width)) if width > 1 else (1.0,)
-
-
-def _name_of(
-    value: Tensor, parameters: dict[str, Tensor], what: str, scales: tuple[float, ...], loose: float = 1e-3
-) -> tuple[str | None, str, float]:
-    """(parameter or None, direct or offset or none, factor)."""
-    size = value.abs().max().clamp(min=1.0)
-    for scale in scales:
-        for name, p in parameters.items():
-            for kind, offset in (("direct", 0.0), ("offset", 1.0)) if what == "gain" else (("direct", 0.0),):
-                if _same(value, scale * (p + offset), loose * size):
-                    return name, kind, scale
-        neutral = torch.tensor(scale if what == "gain" else 0.0, dtype=torch.float64)
-        if _same(value, neutral, loose * size):
-            return None, "none", scale
-    raise Unknown(f"its {what} is none of its parameters")
-
-
-def _same(value: Tensor, parameter: Tensor, bound: Tensor) -> bool:
-    p = parameter.squeeze()
-    fits = p.dim() <= value.dim() and p.shape == value.shape[value.dim() - p.dim() :]
-    return fits and bool(((value - p).abs() <= bound).all())
-
-
-def _values(found: tuple[str | None, str, float], parameters: dict[str, Tensor]) -> Tensor:
-    name, kind, scale = found
-    one = torch.ones((), dtype=torch.float64)
-    return scale * (one if name is None else parameters[name].squeeze() + (kind == "offset"))
-
-
-def _eps(kind: str, xs: list[Tensor], ys: list[Tensor], gain: Tensor, bias: Tensor) -> tuple[float, str]:
-    """(eps, its form), from the smallest inputs that still tell; all answers are compared with it."""
-    estimates: dict[str, list[tuple[float, float]]] = {"root": [], "outside": [], "clamp": []}
-    length = xs[0].shape[-1] ** 0.5
-    for x, y in zip(xs, ys, strict=True):
-        mean, square, _ = reference.moments(x, (x.dim() - 1,), centered=kind == "layer")
-        raw = gain * (x - mean)
-        shrunk = ((y - bias) * raw).sum() / (raw * raw).sum()  # 1 / (deviation with eps), rows weighed by their size
-        level = float(square.mean())
-        if float((y - bias).abs().max()) < 1e-6 or shrunk <= 0:
-            continue  # the bias has swallowed the answer, or eps has
-        # per row, exactly; then the median
-        row = ((y - bias) * raw).sum(-1) / (raw * raw).sum(-1)
-        root = (1 / row**2 - square.squeeze(-1)).median()
-        outside = (1 / row - square.squeeze(-1).sqrt()).median()
-        estimates["root"].append((float(root), level))
-        estimates["outside"].append((float(outside), level**0.5))
-        estimates["clamp"].append((float((length / row).median()), length * level**0.5))
-    candidates: list[tuple[float, str]] = [(0.0, "root")]
-    for form, found in estimates.items():
-        # where eps is far above the level, its estimate is exact; take those
-        trusted = [e for e, level in found if e > 3 * level]
-        near = [e for e, level in found if 0.05 * level < e <= 3 * level]
-        for e in (trusted[:2] + trusted[-1:]) or near:
-            candidates += [(c, form) for c in _round_numbers(e)]
-    for eps, form in dict.fromkeys(candidates):
-        if all(_agrees(gain * _unit(x, kind, eps, form) + bias, y) for x, y in zip(xs, ys, strict=True)):
-            return eps, form
-    raise Unknown("its eps acts in no form that we know")
-
-
-def _agrees(expected: Tensor, y: Tensor) -> bool:
-    return bool(torch.allclose(y, expected, rtol=TOLERANCE, atol=TOLERANCE * max(float(expected.abs().max()), 1e-3)))
-
-
-def _round_numbers(estimate: float) -> Iterator[float]:
-    """Machine epsilons, then the shortest decimals near an estimate."""
-    for known in (torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps):
-        if abs(known - estimate) <= 3e-6 * estimate:
-            yield known
-    for digits in range(6):
-        number = float(f"{estimate:.{digits}e}")
-        if abs(number - estimate) <= 3e-5 * estimate:
-            yield number

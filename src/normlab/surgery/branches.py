@@ -86,9 +86,10 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
     places: dict[str, list[str]] = {"entry": [], "exit": [], "before_last": [], "queries_keys": [], "inner": []}
     unrecognized = [norm_name(flow, n) for n in stream_norms if n.role == "normlike"]
     way_out = set(streams.back(s.branch)[0])
+    features = _features(flow, s)
     for i in region:
         node = nodes[i]
-        if node.role not in NORMAL or not comes[i] or not (above[i] or below[i]):
+        if node.role not in NORMAL or not comes[i] or not (above[i] or below[i]) or i not in features:
             continue
         if node.role == "normlike":
             # At the exit only on the branch's own way: weights of experts are divided by their sum as well.
@@ -118,19 +119,50 @@ def branch_of(streams: Streams, s: Sum, stream_norms: list[Node], parallel: bool
     )  # fmt: skip
 
 
+def _features(flow: Flow, s: Sum) -> set[int]:
+    """What the branch's features come from: all of it but what weighs them as a whole, the weights of experts for instance."""
+    if flow.weighing.isdisjoint(s.region):
+        return s.region
+    found: set[int] = set()
+    waiting = [s.branch]
+    while waiting:
+        i = waiting.pop()
+        if i in s.region and i not in found:
+            found.add(i)
+            aside = flow.nodes[i].apart if i in flow.weighing else ()
+            waiting += [p for p in flow.nodes[i].inputs if p not in aside]
+    return found
+
+
+def _is_value(flow: Flow, mixer: Node, given: int) -> bool:
+    """Is it attention's third, which the weights are multiplied with?"""
+    if mixer.apart:
+        return given in mixer.apart
+    return any(_is_weights(flow, i) for i in mixer.inputs if i != given)
+
+
+def _is_weights(flow: Flow, index: int) -> bool:
+    """Attention's, or what dropout, a cast or a view made of them."""
+    node = flow.nodes[index]
+    while node.at not in flow.attending and node.role in ("carry", "scale"):
+        node = flow.nodes[node.inputs[0]]
+    return node.at in flow.attending
+
+
 def _inside(streams: Streams, norm: int, held: set[int], below: dict[int, bool]) -> str:
     """What the norm's output meets first: attention, the last matrix, or another."""
     flow = streams.flow
     waiting, seen = [norm], {norm}
     last = False
     while waiting:
-        for user in streams.users[waiting.pop()]:
+        given = waiting.pop()
+        for user in streams.users[given]:
             if user not in held or user in seen:
                 continue
             seen.add(user)
             node = flow.nodes[user]
             if node.role == "mixer":
-                return "queries_keys"
+                return "inner" if _is_value(flow, node, given) else "queries_keys"
             if node.role == "matrix":
                 last = last or not below[user]
             else:

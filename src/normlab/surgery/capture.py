@@ -10,16 +10,17 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from .._torch import TorchDispatchMode, node_number, nodes_made
+from .._torch import TorchDispatchMode, node_number, node_shapes, nodes_made, version_of
 from ..placements import Residual
-from .flow import CONSTANT, FACTORS, UNKNOWN, Flow, Given, op_name
+from .flow import CONSTANT, FACTORS, UNKNOWN, Flow, Given, Pair, op_name
 from .sites import NormSite, UnknownSite
+from .written import LARGEST_EPS
 
 # Of these nothing but one matrix, one table or one curve comes: no sum, no norm and no attention is made inside, so that what they do
 # may be counted as their parent's, and half of a model's modules need no hook.
@@ -159,6 +160,8 @@ class OperatorCapture(_Capture, TorchDispatchMode):
         return self._values.get(id(t), CONSTANT)
 
     def _see_norm(self, site: NormSite | UnknownSite, x: Tensor, y: Tensor) -> None:
+        if self.value(x).parameter is not None:  # latents, whose stream starts here
+            self.set(x, self.flow.start(self.call))
         self.set(y, self.flow.norm(site.name, _kind(site), self.value(x), self.call))
 
     def _see_sum(self, x: Tensor, branch: Tensor, alpha: float, y: Tensor, call: int) -> None:
@@ -189,9 +192,18 @@ class OperatorCapture(_Capture, TorchDispatchMode):
                     elif value.parameter is not None:
                         value = value._replace(one=True)
                 given.append(value)
+        pair = None
         if op == "copy":
             given = given[1:]  # what was there before is gone
-        made = self.flow.add(op, given, self.call, float(kwargs.get("alpha", 1)))
+        elif op == "clamp":
+            op = _clamp(
+                args[1] if len(args) > 1 else kwargs.get("min"), args[2] if len(args) > 2 else kwargs.get("max")
+            )
+        elif op in ("mul", "div") and len(given) == 2 and given[0].node is not None and given[1].node is not None:
+            pair = _pair(op, args[0], args[1], out, changes)
+        elif op == "nativebatchnorm" and given[0].node is not None:
+            op = _normalized(op, args[0], args[3], args[5], self.flow.nodes[given[0].node].op)
+        made = self.flow.add(op, given, self.call, float(kwargs.get("alpha", 1)), pair=pair)
         for t in (out,) if isinstance(out, Tensor) else tensors_in(out):
             if t.is_floating_point() or t.is_complex():
                 if changes:
@@ -212,6 +224,37 @@ def _what(func: Any) -> tuple[str, bool]:
     """An operator's name, and whether it writes into what it is given."""
     name = str(func)
     return op_name(name), name.split(".")[1].endswith("_") and not name.startswith("aten.__")
+
+
+def _clamp(least: Any, most: Any) -> str:
+    """A bound from below by a small number is an eps; any other is a curve."""
+    return "clampmin" if most is None and isinstance(least, (int, float)) and least <= LARGEST_EPS else "clamp"
+
+
+def _normalized(op: str, x: Tensor, running: Any, training: bool, before: str) -> str:
+    """torch's instance_norm is batch_norm of all examples beside each other, in one."""
+    return "instancenorm" if running is None and training and x.shape[0] == 1 and before in ("view", "reshape") else op
+
+
+def _pair(op: str, a: Tensor, b: Tensor, out: Tensor, changes: bool) -> Pair:
+    """Of what was changed in place since, what the result says. A change is counted when the operator is done, which it is not yet."""
+    shapes = a.shape, b.shape
+    if out.is_inference():
+        return Pair(shapes, lambda: None)  # changes are not counted
+    versions = [-1 if changes else version_of(a), version_of(b)]
+    made = version_of(out) + changes
+
+    def values() -> tuple[Tensor, Tensor] | None:
+        kept = [version_of(t) == v for t, v in zip((a, b), versions, strict=True)]
+        if all(kept):
+            return a, b
+        if not any(kept) or version_of(out) != made:
+            return None
+        if kept[1] and out.shape == a.shape:
+            return (out / b if op == "mul" else out * b), b
+        return (a, out / a) if kept[0] and op == "mul" and out.shape == b.shape else None
+
+    return Pair(shapes, values)
 
 
 def may_take_more(module: nn.Module) -> bool:
@@ -317,6 +360,8 @@ class GraphCapture(_Capture):
     def _make(self, number: int, edge: Edge, parents: tuple[Edge, ...]) -> Given:
         note = self._pending.get(edge)
         if note is not None and note[0] == "norm":
+            if self._given(note[2]).parameter is not None:  # latents, whose stream starts here
+                self._flows[note[2]] = self.flow.start(note[3])
             return self.flow.norm(note[1].name, _kind(note[1]), self._given(note[2]), note[3])
         if note is not None:
             return self.flow.sum(self._given(note[1]), self._given(note[2]), note[3], note[4])
@@ -332,11 +377,35 @@ class GraphCapture(_Capture):
             if op == "lerp" and len(given) == 2:
                 given.append(Given(number=float(fn._saved_weight)))
         alpha = float(getattr(fn, "_saved_alpha", 1) or 1) if op in ("add", "sub", "rsub") else 1.0
-        return self.flow.add(op, given, self._call_of(number), alpha, opaque=isinstance(fn, BackwardCFunction))
+        pair = None
+        if op in ("clamp", "clampmin"):
+            op = _clamp(_saved(fn, "_saved_min"), _saved(fn, "_saved_max"))
+        elif op in ("mul", "div") and len(given) == 2 and given[0].node is not None and given[1].node is not None:
+            shapes = [node_shapes(f)[n : n + 1] for f, n in parents]
+            pair = Pair((shapes[0][0], shapes[1][0]), partial(_saved_pair, fn)) if all(shapes) else None
+        elif op == "nativebatchnorm" and given[0].node is not None:
+            x, running = _saved(fn, "_saved_input"), _saved(fn, "_saved_running_mean", "changed")
+            if x is not None:
+                op = _normalized(op, x, running, fn._saved_training, self.flow.nodes[given[0].node].op)
+        opaque = isinstance(fn, BackwardCFunction)
+        return self.flow.add(op, given, self._call_of(number), alpha, opaque=opaque, pair=pair)
 
 
 Edge = tuple[Any, int]  # a node of autograd's graph, or None, and which of its outputs
 LEAF = "AccumulateGrad"  # the class of nodes that stand for a parameter, or for an input with a gradient
+
+
+def _saved(fn: Any, name: str, otherwise: Any = None) -> Any:
+    """What a node keeps, unless it has been changed in place since."""
+    try:
+        return getattr(fn, name, otherwise)
+    except RuntimeError:
+        return otherwise
+
+
+def _saved_pair(fn: Any) -> tuple[Tensor, Tensor] | None:
+    a, b = _saved(fn, "_saved_self"), _saved(fn, "_saved_other")
+    return None if a is None or b is None else (a, b)
 
 
 def _number(fn: Any) -> int:

@@ -33,13 +33,53 @@ def structure_of(flow: Flow, survey: Survey, capture: str) -> Structure:
     aside = len(flow.weighty - explained) if len(explained) < LEAST * len(flow.weighty) else 0
     if aside:
         stacks = [replace(s, placement=UNKNOWN) for s in stacks]
+    frozen: list[str] = []
+    if capture == "graph":
+        stacks, frozen = _with_frozen(flow, stacks)
     called = {n.site for n in flow.nodes if n.role == "norm" and n.site is not None}
     functions = [norm_name(flow, n) for n in flow.nodes if n.role == "norm" and n.site is None]
     return Structure(
         capture=capture, norms=tuple(survey.norms), unknown=tuple(survey.unknown), functions=tuple(functions),
         silent=tuple(s.name for s in survey.norms if s.name not in called), stacks=tuple(stacks),
-        attention=tuple(_attention(flow)), reason=_why_unknown(stacks, aside) if stacks else _why_none(flow, streams),
+        attention=tuple(_attention(flow)), reason=_why(stacks, aside, frozen) if stacks else _why_none(flow, streams),
     )  # fmt: skip
+
+
+def _with_frozen(flow: Flow, stacks: list[Stack]) -> tuple[list[Stack], list[str]]:
+    """Elements of a stack's list that were called before its first block and were given nothing with a gradient are not in autograd's graph: blocks of
+    which no more is known. Their names, too."""
+    called = {(c.name, c.use): c for c in flow.calls}
+    known = {(b.module, b.use) for s in stacks for b in s.blocks}
+    found, names = [], []
+    for stack in stacks:
+        calls = [c for b in stack.blocks if b.module is not None and (c := called.get((b.module, b.use))) is not None]
+        first = min(calls, key=lambda c: c.index, default=None)
+        before = [] if first is None or not first.listed else [
+            c for c in flow.calls[: first.index]
+            if c.listed and c.parent == first.parent and list_of(c) == list_of(first) and c.cls in {k.cls for k in calls}
+            and (c.name, c.use) not in known and not _is_given(flow, c.index)
+        ]  # fmt: skip
+        names += [c.name for c in before]
+        unseen = tuple(Block(c.name, c.name, c.use, UNKNOWN, ()) for c in before)
+        found.append(replace(stack, blocks=unseen + stack.blocks))
+    return found, names
+
+
+def _is_given(flow: Flow, call: int) -> bool:
+    """Does anything that a call made come from what was made outside of it?"""
+    inside = {call}
+    for c in flow.calls[call + 1 :]:
+        if c.parent in inside:
+            inside.add(c.index)
+    return any(flow.nodes[i].call not in inside for n in flow.nodes if n.call in inside for i in n.inputs)
+
+
+def _why(stacks: list[Stack], aside: int, frozen: list[str]) -> str | None:
+    said = [_why_unknown(stacks, aside) or ""]
+    if frozen:
+        names = frozen[0] if len(frozen) == 1 else f"{frozen[0]} ... {frozen[-1]} ({len(frozen)})"
+        said.append(f"not in autograd's graph, as what enters has no gradient: {names}")
+    return "; ".join(filter(None, said)) or None
 
 
 def _without_heads(flow: Flow, stacks: list[Stack]) -> list[Stack]:
@@ -122,7 +162,7 @@ def _stack(streams: Streams, chain: list[Sum]) -> Stack | None:
     for g in groups:
         branches = tuple(_branch(streams, chain, i, g, groups) for i in g.members)
         blocks.append(_block(flow, g, branches, len(blocks)))
-    entered = [n for s in chain[: first + 1] for n in streams.norms_on(s.path)]
+    entered = [*streams.entering(chain[0].end), *(n for s in chain[: first + 1] for n in streams.norms_on(s.path))]
     late = {norm_name(flow, n) for n in _one_block_late(streams, chain, groups)}  # the last block's, and the stack's
     owned = {name for b in blocks for branch in b.branches for name in branch.stream} - late
     twins = streams.twins(chain)
@@ -176,7 +216,7 @@ def _branch(streams: Streams, chain: list[Sum], place: int, g: Group, groups: li
         # no module or is the model itself, whether the sum before it is followed by a norm; of one sum, whether its branch begins with none.
         own = [n for n in streams.ahead(s.node) if _belongs(streams, n, g, chain)]
         after = own or _one_block_late(streams, chain, groups)
-    parallel = place > 0 and place - 1 in g.members and _starts_before(chain[place - 1], s)
+    parallel = any(_start_alike(streams, chain[i], s) for i in g.members if i < place)
     return branch_of(streams, s, after, parallel or _two_in_one(streams, s))
 
 
@@ -209,9 +249,9 @@ def _one_block_late(streams: Streams, chain: list[Sum], groups: list[Group]) -> 
     return streams.ahead(chain[-1].node)[:1]
 
 
-def _starts_before(previous: Sum, s: Sum) -> bool:
-    """Does the branch start from what the previous sum started from, and not from that sum?"""
-    return max(s.taps) < previous.node
+def _start_alike(streams: Streams, early: Sum, s: Sum) -> bool:
+    """Do two sub-layers of different kinds start from one value?"""
+    return max(s.taps) == max(early.taps) and kind_of(streams, early) != kind_of(streams, s)
 
 
 def _two_in_one(streams: Streams, s: Sum) -> bool:

@@ -7,6 +7,7 @@ user's, draws from a random state that is not its own, or changes the model.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,21 @@ from .. import norms
 from .._torch import own_buffers, own_parameters
 from ..functional.rows import eps_of
 from ..placements import Pending, Residual
-from .behaviour import FRESH, PLAIN, Facts, Unknown, facts_of
+from .behaviour import FRESH, PLAIN, facts_of
+from .fitting import Facts, Unknown
 from .sites import BlockSite, NormSite, UnknownSite
 
 TORCH_KINDS: tuple[tuple[Any, str, int], ...] = (
     (nn.LayerNorm, "layer", -1),
     (getattr(nn, "RMSNorm", nn.LayerNorm), "rms", -1),
+    (nn.SyncBatchNorm, "batch", 1),  # has a forward of its own
     (nn.modules.batchnorm._BatchNorm, "batch", 1),
     (nn.modules.instancenorm._InstanceNorm, "instance", 1),
     (nn.GroupNorm, "group", 1),
 )
+
+
+GIVEN_MORE = "it was called with more than its input: its output is not a norm of that alone"
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,9 @@ def _ask(name: str, module: nn.Module, asked: dict[Any, Facts | Unknown]) -> Nor
     if isinstance(facts, Unknown):
         told = facts.nature == "norm" or _says_norm(module)
         return UnknownSite(name, module, str(facts), facts.nature) if told else None
-    return NormSite(name, module, facts.kind, facts.gain, facts.eps, facts.channel_dim, facts.gain_name, facts.bias_name,
-                    facts.gain_scale, facts.eps_form)  # fmt: skip
+    site = NormSite(name, module, facts.kind, facts.gain, facts.eps, facts.channel_dim, facts.gain_name, facts.bias_name,
+                    facts.gain_scale, facts.eps_form, facts.groups, square=facts.square)  # fmt: skip
+    return site if facts.width is None else site.at(facts.width)
 
 
 def _why_not(module: nn.Module) -> tuple[str, str]:
@@ -172,6 +179,17 @@ def survey(model: nn.Module) -> Survey:
         if isinstance(site, NormSite) and next(module.children(), None) is not None:
             inside = f"{name}."
     return Survey([s for s in found if isinstance(s, NormSite)], [s for s in found if isinstance(s, UnknownSite)])
+
+
+def in_use(found: Survey, given_more: Collection[str]) -> Survey:
+    """The survey after a forward pass in which these were called with more tensors than their input: a gate, a residual, a scale. What
+    they were found to be, they are without it.
+
+    >>> [u.reason for u in in_use(survey(nn.Sequential(nn.LayerNorm(4))), {"0"}).unknown]
+    ['it was called with more than its input: its output is not a norm of that alone']
+    """
+    held = [UnknownSite(s.name, s.module, GIVEN_MORE) for s in found.norms if s.name in given_more]
+    return Survey([s for s in found.norms if s.name not in given_more], [*found.unknown, *held])
 
 
 def find_norms(model: nn.Module) -> list[NormSite]:

@@ -16,10 +16,14 @@ An operator becomes one of these roles, by its name and by what it was given (ac
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
+
+from torch import Tensor
+
+from .written import normalizes
 
 MATRIX = {
     "mm", "addmm", "bmm", "baddbmm", "linear", "convolution", "mkldnnconvolution", "matmul", "groupedmm", "addmv", "mv", "convdepthwise2d",
@@ -29,7 +33,7 @@ MIXERS = {"fftc2c", "fftr2c", "fftc2r", "cumsum", "avgpool2d", "avgpool1d", "max
 NORMS = {
     "nativelayernorm": "layer", "fusedrmsnorm": "rms", "nativegroupnorm": "group", "nativebatchnorm": "batch",
     "cudnnbatchnorm": "batch", "batchnorm": "batch", "nativebatchnormlegitnotraining": "batch",
-    "nativebatchnormlegit": "batch", "nativebatchnormlegitfunctional": "batch",
+    "nativebatchnormlegit": "batch", "nativebatchnormlegitfunctional": "batch", "instancenorm": "instance",
 }  # fmt: skip
 REDUCTIONS = {
     "mean", "sum", "amax", "amin", "max", "min", "var", "std", "varmean", "norm", "linalgvectornorm", "prod", "argmax",
@@ -38,6 +42,11 @@ REDUCTIONS = {
 
 STATISTICS = {
     "mean", "sum", "amax", "amin", "max", "min", "var", "std", "varmean", "norm", "linalgvectornorm", "prod", "logsumexp",
+}  # fmt: skip
+# What may lie, besides roots, between x and the statistic that makes a norm of it. A curve on the way (a sigmoid, a bound from above) makes something else.
+TO_STATISTIC = STATISTICS | {
+    "pow", "square", "mul", "div", "add", "reciprocal", "abs", "clampmin", "expand", "expandas", "unsqueeze", "squeeze",
+    "view", "unsafeview", "reshape", "tocopy", "to", "clone", "alias", "detach", "norm",
 }  # fmt: skip
 ADDING = ("addmm", "baddbmm", "addbmm", "addmv")  # what is first given to them is added
 
@@ -62,6 +71,7 @@ class Node(NamedTuple):
     learned: str | None = None  # of a scale by a parameter: its name
     site: str | None = None  # of a norm
     kind: str | None = None  # of a norm; of a scale by a parameter: "number" if it is one
+    apart: tuple[int, ...] = ()  # of a product: the factors that are spread over the features; of attention: the values
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,13 @@ class Given(NamedTuple):
     number: float | None = None
     dims: int = 0
     one: bool = False  # of a parameter: one element of it
+
+
+class Pair(NamedTuple):
+    """What a product or a quotient of two activations was taken of: shapes, and the values themselves if they can still be had."""
+
+    shapes: tuple[Sequence[int], Sequence[int]]
+    values: Callable[[], tuple[Tensor, Tensor] | None]
 
 
 CONSTANT = Given()
@@ -112,6 +129,7 @@ class Flow:
     numbers: set[str] = field(default_factory=set)  # parameters of one element
     given_more: set[str] = field(default_factory=set)  # norms that were called with more than their input
     _uses: dict[str, int] = field(default_factory=dict)
+    _pairs: dict[int, tuple[int, Pair]] = field(default_factory=dict)  # node -> (its first factor, both); until the end
 
     # ---- calls
 
@@ -160,9 +178,11 @@ class Flow:
     def start(self, call: int) -> Given:
         return self._put("input", "start", [], call)
 
-    def add(self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0, *, opaque: bool = False) -> Given:
+    def add(
+        self, op: str, given: Sequence[Given], call: int, alpha: float = 1.0, *, opaque: bool = False, pair: Pair | None = None
+    ) -> Given:  # fmt: skip
         """What an operator makes: a node, or, of parameters or constants alone, a parameter or a constant again. ``opaque``: a
-        function of somebody's own, of which only what it was given is known."""
+        function of somebody's own, of which only what it was given is known. ``pair``: of a product or quotient, what is known of both."""
         acts: list[int] = []
         learned: list[Given] = []
         rest = 0
@@ -191,7 +211,8 @@ class Flow:
             role = "matrix" if learned or (rest and len(acts) == 1) else "mixer"
             return self._put(op, role, acts, call)
         if "scaleddotproduct" in op or op in MIXERS:
-            return self._put(op, "mixer", acts, call)
+            values = acts[2:3] if "scaleddotproduct" in op and acts[2:3] != acts[1:2] else ()
+            return self._put(op, "mixer", acts, call, apart=tuple(values))
         if op == "addcmul" and len(given) >= 3 and given[0].node is not None:
             return self._sum(op, given[0], self.add("mul", given[1:], call), call)
         if op == "lerp" and len(acts) == 2 and given[0].node is not None and given[1].node is not None:
@@ -223,6 +244,12 @@ class Flow:
             return self._put(op, "scale", acts, call, factor=number if op == "mul" else 1 / number)
         if len(set(acts)) == 1 and op not in REDUCTIONS and not (op in ("mul", "div", "pow") and len(acts) > 1):
             return self._put(op, "carry", acts, call)
+        if pair is not None and len(set(acts)) == 2:
+            widths = [shape[-1] if len(shape) else 1 for shape in pair.shapes]
+            spread = [a for a, n in zip(acts, widths, strict=True) if n == 1 < max(widths)]
+            made = self._put(op, "other", acts, call, apart=tuple(spread))
+            self._pairs[len(self.nodes) - 1] = acts[0], pair
+            return made
         return self._put(op, "other", acts, call)
 
     def _sum(self, op: str, x: Given, y: Given, call: int) -> Given:
@@ -253,6 +280,11 @@ class Flow:
     @cached_property
     def weighty(self) -> set[int]:
         return self.matrices | self.mixers
+
+    @cached_property
+    def weighing(self) -> set[int]:
+        """Products with a factor that is spread over the features."""
+        return {node.at for node in self.nodes if node.apart and node.role == "other"}
 
     @cached_property
     def mixing(self) -> set[int]:
@@ -289,26 +321,34 @@ class Flow:
 
     def finish(self, outputs: Sequence[Given]) -> None:
         """Norms written out are found, and what did not become part of an output is dropped (its node stays, as "unused")."""
-        self._settle_norms()
+        ends = [g.node for g in outputs if g.node is not None]
+        self._settle_norms(self._leading_to(ends))
+        self._pairs = {}
+        used = self._leading_to(ends)
+        self.nodes = [n if n.at in used else n._replace(role="unused", inputs=()) for n in self.nodes]
+
+    def _leading_to(self, ends: list[int]) -> set[int]:
         used: set[int] = set()
-        waiting = [g.node for g in outputs if g.node is not None]
+        waiting = list(ends)
         while waiting:
             i = waiting.pop()
             if i not in used:
                 used.add(i)
                 waiting += self.nodes[i].inputs
-        self.nodes = [n if n.at in used else n._replace(role="unused", inputs=()) for n in self.nodes]
+        return used
 
-    def _settle_norms(self) -> None:
-        """x / sqrt(mean(x^2) + eps), (x - mean(x)) / sqrt(var(x) + eps), x / |x|: one norm. Another statistic of x that x is multiplied with or
-        divided by: one that may be. The statistic's own nodes stay, and lead nowhere."""
+    def _settle_norms(self, used: set[int]) -> None:
+        """x / sqrt(mean(x^2) + eps), (x - mean(x)) / sqrt(var(x) + eps), x / |x|: one norm, if the values say so as well. Another statistic of x that
+        x is multiplied with or divided by: one that may be. The statistic's own nodes stay, and lead nowhere."""
         for node in self.nodes:
-            if node.role == "other" and node.op in ("mul", "div") and len(node.inputs) == 2:
+            if node.role == "other" and node.op in ("mul", "div") and len(node.inputs) == 2 and node.at in used:
                 for x, statistic in (node.inputs, node.inputs[::-1]):
-                    kind = self._statistic_of(statistic, x)
+                    kind = self._statistic_of(node, statistic, x)
                     if kind is not None:
                         role = "norm" if kind != UNKNOWN else "normlike"
-                        self.nodes[node.at] = node._replace(role=role, inputs=(self._uncentred(x),), kind=kind)
+                        self.nodes[node.at] = node._replace(
+                            role=role, inputs=(self._uncentred(x),), kind=kind, apart=()
+                        )
                         break
 
     def _uncentred(self, x: int) -> int:
@@ -324,16 +364,16 @@ class Flow:
                     return value
         return x
 
-    def _statistic_of(self, statistic: int, x: int) -> str | None:
+    def _statistic_of(self, node: Node, statistic: int, x: int) -> str | None:
         """The kind of norm that x times (or over) this statistic is; None: it is no statistic of x."""
         plain = self._uncentred(x)
         centred = plain != x
         values = self._same_value(x) | self._same_value(plain)
-        seen: list[str] = []
+        seen: list[Node] = []
         reduction = None
         at = self.nodes[statistic]
         for _ in range(12):
-            seen.append(at.op)
+            seen.append(at)
             if at.op in STATISTICS:
                 reduction = at.op
             if reduction is not None and set(at.inputs) & values:
@@ -343,13 +383,18 @@ class Flow:
             at = self.nodes[at.inputs[0]]
         else:
             return None
-        spread = reduction in ("var", "std", "varmean")
-        rooted = any(op.endswith("sqrt") or op in ("pow", "linalgvectornorm", "norm", "std") for op in seen)
-        if not rooted or reduction not in ("mean", "sum", "norm", "linalgvectornorm", "var", "std", "varmean"):
+        if any(n.op not in TO_STATISTIC and not n.op.endswith("sqrt") for n in seen):
             return UNKNOWN
-        if spread or centred:
-            return "layer" if centred else UNKNOWN
-        return "rms" if reduction == "mean" else "scale"
+        if reduction not in ("mean", "sum", "norm", "linalgvectornorm", "var", "std", "varmean"):
+            return UNKNOWN
+        if reduction in ("var", "std", "varmean") and not centred:
+            return UNKNOWN
+        first, pair = self._pairs.get(node.at, (None, None))
+        found = pair.values() if pair is not None else None
+        if found is None or (node.op == "div" and first != x):  # a statistic over x
+            return UNKNOWN
+        of, by = found if first == x else found[::-1]
+        return normalizes(of, by, node.op == "div", centred, any(n.role == "scale" for n in seen)) or UNKNOWN
 
     def _same_value(self, x: int) -> set[int]:
         """x, and what it was cast from: the statistic may be taken of either."""

@@ -13,7 +13,7 @@ from .._torch import own_buffers, uncompiled, version_of
 from .capture import GraphCapture, OperatorCapture, tensors_in
 from .dataflow import structure_of
 from .examples import example_inputs_of
-from .find import survey
+from .find import in_use, survey
 from .structure import Structure
 
 
@@ -82,7 +82,7 @@ def inspect(model: nn.Module, example_inputs: Any = None, *, capture: str = "ope
             with torch.no_grad(), listener:
                 output = model(*args, **kwargs)
             flow = listener.finish(output)
-    return structure_of(flow, found, capture)
+    return structure_of(flow, in_use(found, flow.given_more), capture)
 
 
 def _with_gradient(value: Any) -> Any:

@@ -3,7 +3,8 @@
 Going back from a value over operators without weights (carry, scale, norm) leads along one path to a sum or to where weights
 stand. A sum is residual if on one side such a path leads to a value x (its carry), and the other side (its branch) comes from x
 as well, through weights. A stream is a chain of residual sums, each carrying the one before. What else is added to a stream on its way
-(a mean of it, a condition, a position) is passed over.
+(a mean of it, a condition, a position) is passed over. What starts inside of a branch and does not come back to the stream (a state
+that is kept for later) is the branch's own.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Streams:
         self.sums: dict[int, Sum] = {}
         self.bridges: dict[int, int] = {}  # sum that adds an earlier value of the stream -> the input that carries on
         self.passed: dict[int, int] = {}  # sum that adds something else to a stream -> the input that carries on
+        self.around: dict[int, set[int]] = {}  # sum that skips whole layers -> what it skips
         self.users: list[list[int]] = [[] for _ in flow.nodes]
         for node in flow.nodes:
             for i in node.inputs:
@@ -79,13 +81,22 @@ class Streams:
         best = min(found, key=lambda s: len(s.path))
         inner = self.sums.get(self.back(best.branch)[0][-1])
         held = [self.sums[i] for i in best.region & self.sums.keys()]
-        skips = any(not self.flow.attending.isdisjoint(s.region) for s in held)
+        attending = [s for s in held if not self.flow.attending.isdisjoint(s.region)]
+        skips = bool(attending) and not self._in_body(node, held, attending)
         if skips or (inner is not None and self._carries(inner, best.path[0])):
             # Deep side and an earlier value of the stream, or one that skipped whole layers: it goes on through the deep side.
             if inner is not None:
                 self.bridges[node.at] = best.branch
+            else:
+                self.around[node.at] = best.region
             return
         self.sums[node.at] = best
+
+    def _in_body(self, node: Node, held: list[Sum], attending: list[Sum]) -> bool:
+        """x + f(x + g(x)), both sums in the body of one block (Zamba 2): g is part of what f is given, and no layer that is skipped."""
+        flow = self.flow
+        here = [s for s in held if flow.nodes[s.node].call == node.call]
+        return len(here) == 1 and attending == here and any(flow.calls[c].listed for c in flow.stack_of(node.call))
 
     def _pass(self, node: Node) -> None:
         """No residual sum: if one side alone leads back to one, the stream goes on through that side."""
@@ -152,6 +163,10 @@ class Streams:
         inside: set[int] = set()
         for s in self.sums.values():
             inside |= s.region & self.sums.keys()
+        made_in: dict[int, list[Sum]] = {}
+        for s in self.sums.values():
+            made_in.setdefault(self.flow.nodes[s.node].call, []).append(s)
+        inside |= {s.node for s in self.sums.values() if s.node not in inside and self._starts_inside(s, made_in)}
         chains, taken = [], set()
         for first in sorted(self.sums):
             if first in taken or first in inside:
@@ -169,6 +184,23 @@ class Streams:
         # A second stream that gets the same branches is no stream of its own.
         added = [{s.branch for s in chain} for chain in chains]
         return [c for c, mine in zip(chains, added, strict=True) if not any(mine < theirs for theirs in added)]
+
+    def _starts_inside(self, s: Sum, made_in: dict[int, list[Sum]]) -> bool:
+        """Is it made in a call inside of another sum's, before that sum, and is what it carries made of that one's stream?"""
+        nodes = self.flow.nodes
+        for call in self.flow.stack_of(nodes[s.node].call)[1:-1]:
+            for other in made_in.get(call, ()):
+                oldest = min(other.taps)
+                if s.node > other.node or s.end in other.taps or s.end < oldest:
+                    continue
+                waiting, seen = [s.end], {s.end}
+                while waiting:
+                    fresh = [p for p in nodes[waiting.pop()].inputs if p >= oldest and p not in seen]
+                    if not other.taps.isdisjoint(fresh):
+                        return True
+                    seen.update(fresh)
+                    waiting += fresh
+        return False
 
     def bridged(self, index: int) -> bool:
         """Is an earlier value of the stream added to this one, before anything else is?"""
@@ -192,17 +224,44 @@ class Streams:
         """In the order they were passed through."""
         return [self.flow.nodes[i] for i in reversed(path) if self.flow.nodes[i].role in NORMAL]
 
+    def entering(self, index: int) -> list[Node]:
+        """The norms on the terms of a sum that a stream starts with: of words, of patches, one of them a table (of positions)."""
+        node = self.flow.nodes[index]
+        if node.role != "sum" or index in self.sums or index in self.around:
+            return []
+        paths = [self.back(side)[0] for side in node.inputs]
+        if not any(self.flow.nodes[path[-1]].role == "start" for path in paths):
+            return []
+        return [n for path in paths for n in (*self.entering(path[-1]), *self.norms_on(path))]
+
     def ahead(self, index: int) -> list[Node]:
-        """The norms that a value reaches over operators without weights, the nearest first."""
+        """The norms that a value reaches over operators without weights, the nearest first; behind the last sum around whole layers, too."""
+        return self._reached([index]) or self._reached(
+            [
+                i
+                for i, region in self.around.items()
+                if index in region and not any(i in s.path for s in self.sums.values())
+            ]
+        )
+
+    def _joins(self, node: Node, mine: int) -> bool:
+        """Are streams put beside each other, of which mine is the last? What follows is counted with that one."""
+        if node.op != "cat":
+            return False
+        ends = {i: self.back(i)[0][-1] for i in node.inputs}
+        streams = set(ends.values())
+        return len(streams) > 1 and self.sums.keys() >= streams and ends[mine] == max(streams)
+
+    def _reached(self, starts: list[int]) -> list[Node]:
         found: list[Node] = []
-        waiting, seen = [index], {index}
+        waiting, seen = list(starts), set(starts)
         while waiting:
             i = waiting.pop(0)
             for user in self.users[i]:
                 node = self.flow.nodes[user]
                 pooled = node.op == "mean" and len(node.inputs) == 1  # of tokens, before the head
                 on = i in (self.bridges.get(user), self.passed.get(user))
-                if user in seen or (node.role not in ALONG and not pooled and not on):
+                if user in seen or (node.role not in ALONG and not pooled and not on and not self._joins(node, i)):
                     continue
                 seen.add(user)
                 if node.role in NORMAL:

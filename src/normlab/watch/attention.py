@@ -20,17 +20,22 @@ SOFTMAXES = frozenset((nn.functional.softmax, torch.softmax, Tensor.softmax, tor
 class SeeAttention(TorchFunctionMode):
     """Lets every function through; shows what attention was given, after it has been computed."""
 
-    def __init__(self, see: Callable[[AttentionFrame], None], in_a_block: Callable[[], bool]) -> None:
+    def __init__(
+        self, see: Callable[[AttentionFrame], None], in_a_block: Callable[[], bool], miss: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self.see, self.in_a_block = see, in_a_block
+        self.see, self.in_a_block, self.miss = see, in_a_block, miss
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         if func is nn.functional.scaled_dot_product_attention:
             self.see(_of_function(*args, **kwargs))
-        elif func in SOFTMAXES and self.in_a_block() and (frame := _of_softmax(*args, **kwargs)) is not None:
-            self.see(frame)
+        elif func in SOFTMAXES and self.in_a_block():
+            if (frame := _of_softmax(*args, **kwargs)) is not None:
+                self.see(frame)
+            elif result.dim() == 3:
+                self.miss("a softmax over 3 axes, not 4")
         return result
 
 

@@ -118,20 +118,25 @@ class Budget:
     def choose(self, lean: bool) -> str | None:
         """How to record the next step, which is due. ``lean``: is there a cheaper way than the whole set?
 
-        The first is always whole. Until ENOUGH have been made the credit is spent at a pace that falls off with the
-        square root of the steps; lean ones take the place of whole ones where those are too dear for all of them.
+        The first is always whole. Until ENOUGH whole ones have been made the credit is spent at a pace that falls off with the
+        square root of the steps; lean ones take the place of whole ones where those are too dear for all of them, and are
+        no whole ones: what they leave of the credit goes into those that are missing.
         """
         self._is_due = True
         if self.max_overhead is None or not self.recorded:
             return WHOLE
         price = self.prices.get(WHOLE, 0.0) * (FIRST if self.whole == 1 else 1.0)
+        if (
+            self.whole == 1 and LEAN in self.prices
+        ):  # a lean one has told more than the first, which has paid for what happens once
+            price = min(price, self.prices[LEAN] / LEAN_GUESS)
         cheap = self.prices.get(LEAN, LEAN_GUESS * price)
         made = self.spent - self.idle_spent
         credit = self._credit()
         step = self.steps + 1
-        pace = math.sqrt(min(1.0, step / (SOON if self.recorded < ENOUGH else OPENING)))
+        pace = math.sqrt(min(1.0, step / (SOON if self.whole < ENOUGH else OPENING)))
         allowed = max(self._earned(), credit * pace)
-        missing = ENOUGH - self.recorded  # this one among them
+        missing = ENOUGH - self.recorded  # of either way, this one among them
         if made + price <= allowed and (
             not lean or missing <= 0 or made + price + (missing - 1) * cheap <= max(credit, allowed)
         ):

@@ -12,19 +12,26 @@ from .hooks import Hooks
 
 def covered(hooks: Hooks, outer: nn.Module) -> dict[str, Any]:
     """Of the step just recorded, for run.json: norms and blocks that fired, each silent one with the reason; sites at which a
-    padding mask of the call was not used; blocks whose gradient did not come by, where one was asked for."""
+    padding mask of the call was not used; blocks whose attention, or whose axis of features, could not be told; blocks whose gradient
+    did not come by, where one was asked for."""
     silent = [site.name for site in hooks.norms if site.name not in hooks.fired]
     still = [block.name for block in hooks.blocks if block.name not in hooks.blocks_seen]
     found: dict[str, Any] = {
         "norms": len(hooks.norms), "fired": len(hooks.norms) - len(silent),
-        "skipped": {name: _why_silent(name, hooks.model, outer) for name in silent},
+        "skipped": {n: hooks.set_aside.get(n) or _why_silent(n, hooks.model, outer) for n in silent},
         "blocks": len(hooks.blocks), "blocks_fired": len(hooks.blocks) - len(still), "blocks_skipped": still,
-        "attention": hooks.attention_calls, "mask_not_used": dict(hooks.masks_unused),
+        "attention": hooks.attention_calls, "attention_not_seen": _attention_not_seen(hooks),
+        "mask_not_used": dict(hooks.masks_unused), "features_unknown": sorted(hooks.features.unknown),
         "without_gradient": [],
     }  # fmt: skip
     if "block gradient" in hooks.wanted():
         found["without_gradient"] = sorted(hooks.blocks_seen - hooks.with_gradient)
     return found
+
+
+def _attention_not_seen(hooks: Hooks) -> dict[str, str]:
+    """Block: why. Where attention was seen as well the rest is something else: a choice of experts has three axes, too."""
+    return {block: why for block, why in hooks.missed.items() if f"{block}.attention" not in hooks.attention_sites}
 
 
 def _why_silent(site: str, model: nn.Module, outer: nn.Module) -> str:
@@ -51,6 +58,10 @@ def told(found: dict[str, Any] | None) -> str:
         )
     if found["mask_not_used"]:
         parts.append("mask not used: " + "; ".join(f"{n} ({w})" for n, w in found["mask_not_used"].items()))
+    if found["attention_not_seen"]:
+        parts.append("attention not seen: " + "; ".join(f"{n} ({w})" for n, w in found["attention_not_seen"].items()))
+    if found["features_unknown"]:
+        parts.append(f"features taken from the last axis: {', '.join(found['features_unknown'])}")
     if found["without_gradient"]:
         parts.append(f"no gradient seen after {', '.join(found['without_gradient'])}")
     return "; ".join(parts)

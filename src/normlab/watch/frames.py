@@ -57,7 +57,7 @@ class NormFrame:
         """One factor per feature; one per row and feature where the heads of a row have gains of their own."""
         gain = self.site.factor()
         if gain is None or gain.squeeze().dim() <= 1:
-            return None if gain is None else gain.flatten()
+            return None if gain is None else gain.flatten().to(self.x.device)
         if self.site.axes > 1:
             return gain.flatten()
         return self._rows(gain.expand(self.x.shape))
@@ -129,9 +129,12 @@ class BlockFrame:
     y: Tensor | None
     mask: Tensor | None = None
     grad: Tensor | None = None
+    channel_dim: int = -1  # the axis of a token's features
 
     def rows(self, t: Tensor) -> Tensor:
-        rows = t.detach().flatten(0, -2)
+        """(tokens, features), the real ones."""
+        t = t.detach().movedim(self.channel_dim, -1)
+        rows = t.flatten(0, -2)
         if self.mask is not None and self.mask.shape == t.shape[:-1]:
             rows = rows[self.mask.flatten()]
         return rows.float()
@@ -206,6 +209,21 @@ class NormProbe(Probe):
 
     def measure_all(self, frames: NormFrames) -> Mapping[str, Tensor]:
         raise NotImplementedError
+
+
+def denominator(square: Tensor, count: int, eps: float, form: str = "root") -> tuple[Tensor, Tensor]:
+    """What a norm divides by, of the mean square of ``count`` values, and its derivative to the root of that, over this root.
+
+    root  sqrt(square + eps)      outside  sqrt(square) + eps      clamp  max(sqrt(count square), eps) / sqrt(count)
+    """
+    if form == "root":
+        low = torch.sqrt(square + eps + 1e-30)
+        return low, 1 / low
+    root = torch.sqrt(square + 1e-30)
+    if form == "outside":
+        return root + eps, 1 / root
+    least = eps / count**0.5
+    return root.clamp(min=least), (root > least) / root
 
 
 def rms(t: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ model: torch's fast paths, which look for hooks, run as they would without a wat
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import surgery
-from .._torch import graph_task_id
 from ..placements import Pending, Residual
+from ..surgery.capture import may_take_more, tensors_in
+from ..surgery.find import GIVEN_MORE
 from .attention import SeeAttention, of_module
 from .budget import Budget
+from .calls import drops, first_given, recomputing, running_statistics
 from .faults import OutputFrame, answers_of
+from .features import Features
 from .frames import AttentionFrame, BlockFrame, NormFrame
 from .guard import Failed, Guard
 from .masks import Masks
@@ -44,11 +48,14 @@ class Hooks:
         self.norms, self.blocks = survey.norms, surgery.find_blocks(model)
         self.active = False  # is this step recorded?
         self.fired: set[str] = set()  # norms seen in it
+        self.set_aside: dict[str, str] = {}  # norms that were called as what they are not, and how
+        self._seen_as: dict[str, surgery.NormSite] = {}  # facts at the width that came by, where the module tells none
         self.given: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a counted forward's arguments, while it runs
         self.keeps_call = False
         self.first_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # for a check of causality
         self.attention_calls = 0
         self._masks = Masks(model)
+        self.features = Features(self.blocks, self.norms)
         self._by_norm = {id(site.module): site for site in self.norms}
         self._residuals = surgery.find_residuals(model)
         self._tellers = [  # they tell how a mask lies, or compute attention out of sight
@@ -63,6 +70,7 @@ class Hooks:
         self._registered = self._running = False
         self._mode: SeeAttention | None = None
         self.attention_sites: list[str] = []  # of all steps, in the order they were first seen
+        self.missed: dict[str, str] = {}  # block: what may be attention in it and cannot be read
         self._seen_training = False
         self._forwards = 0
         self._forget()
@@ -89,6 +97,7 @@ class Hooks:
         self._norms_asked: set[str] = set()  # norms whose gradient will
         self._blocks_asked: set[str] = set()
         self._attention_names: set[str] = set()
+        self.features.unknown = set()
         self._inside: list[str] = []  # blocks that are running, the innermost last
         self._open: dict[int, tuple[Tensor, surgery.BlockSite, Any]] = {}  # by branch: sums with dropout to come
         self._sums: dict[int, tuple[Tensor, Tensor]] = {}  # by branch: how those came out
@@ -174,19 +183,33 @@ class Hooks:
             self.attention_calls = 0
             # Without a probe of attention the first recorded step looks all the same: its sites have names in the run.
             if self._mode is None and ("attention" in self.wanted() or not self.attention_sites):
-                self._mode = SeeAttention(self._guard("attention", self._see_attention), self._in_a_block)
+                self.missed = {}
+                self._mode = SeeAttention(
+                    self._guard("attention", self._see_attention), self._in_a_block, self._miss_attention
+                )
                 self._mode.__enter__()
 
     def _leave_hook(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.given is not None and self.active:
+        counted = self.given is not None and self.active
+        failed = output is None and sys.exc_info()[0] is not None  # torch calls this hook while the error is on its way
+        if counted and not failed:
             self._guard("output", self._see_output)(output)
         self.leave()
+        if counted and failed:
+            self._guard("enter", self._again)()
+
+    def _again(self) -> None:
+        """A forward that raised is none: the step's is the one that is tried in its place."""
+        self._forwards = 0
+        self._forget()
+        self.forget()
+        self.placement.again()
 
     def _see_output(self, output: Any) -> None:
         with self.budget:
             y = answers_of(output) if "output" in self.wanted() else None
             if y is not None:
-                self.ask("output", "model", OutputFrame(y.detach(), self._masks.fitting("model", y)))
+                self.ask("output", "model", OutputFrame(y.detach(), self._masks.of_answers(y)))
 
     def leave(self) -> None:
         self.given = None
@@ -203,15 +226,26 @@ class Hooks:
                 self._masks.embedded(args[0], output)
 
     @property
+    def measured(self) -> list[surgery.NormSite]:
+        """The norms whose facts are known as they are used."""
+        sites = (self._seen_as.get(site.name, site) for site in self.norms if site.name not in self.set_aside)
+        return [site for site in sites if site.square == "mean"]
+
+    @property
     def masks_unused(self) -> dict[str, str]:
         return self._masks.unused
 
     # ---- norms
 
     def _norm_hook(self, site: surgery.NormSite) -> Callable[..., None]:
+        open_ = may_take_more(site.module)
+
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self.active and isinstance(output, Tensor) and isinstance(x := _given(args, kwargs), Tensor):
-                self._see_norm(site, x, output)
+            if self.active and isinstance(output, Tensor) and isinstance(x := first_given(args, kwargs), Tensor):
+                if open_ and sum(t.is_floating_point() for t in tensors_in((args, kwargs))) > 1:
+                    self.set_aside[site.name] = GIVEN_MORE
+                elif site.name not in self.set_aside:
+                    self._see_norm(site, x, output)
 
         hook.passive = True  # type: ignore[attr-defined]  # fused sums stay fused: _residual_hook sees their norms
         return hook
@@ -246,7 +280,11 @@ class Hooks:
                 self.fired.add(site.name)
             if not first and not (again and site.name not in self._norms_asked):
                 return
-            if not self.wanted() & {"norm", "norm gradient"} or x.is_nested or not x.numel():
+            if x.is_nested or not x.numel():
+                return
+            if site.square != "mean":
+                site = self._seen_as[site.name] = site.at(x.shape[site.channel_dim])
+            if not self.wanted() & {"norm", "norm gradient"}:
                 return
             mask = self._masks.fitting(site.name, x, site.channel_dim)
             if mask is None and site.kind == "batch" and self.given is not None:
@@ -312,15 +350,17 @@ class Hooks:
                 self.trace.note(block.name, output)
             if seen:
                 return
-            if isinstance(output, Pending) and output.branch is not None and _drops(output.residual):
-                self._open[id(output.branch)] = (output.branch, block, _given(args, kwargs))
+            if isinstance(output, Pending) and output.branch is not None and drops(output.residual):
+                self._open[id(output.branch)] = (output.branch, block, first_given(args, kwargs))
             else:
-                self._see_block(block, _given(args, kwargs), output, carries)
+                self._see_block(block, first_given(args, kwargs), output, carries)
 
     def _see_block(self, block: surgery.BlockSite, given: Any, output: Any, carries: Tensor | None) -> None:
         x, y = self._stream(given), surgery.stream_of(output)
-        mask = None if y is None else self._masks.fitting(block.name, y)
-        frame = BlockFrame(block, None if x is None else x.detach(), None if y is None else y.detach(), mask)
+        axis = -1 if y is None else self.features.axis(block.name, y)
+        mask = None if y is None else self._masks.fitting(block.name, y, axis)
+        x, y = (None if t is None else t.detach() for t in (x, y))
+        frame = BlockFrame(block, x, y, mask, channel_dim=axis)
         self.ask("block", block.name, frame)
         if carries is not None:
             self._ask_gradient(block, carries)
@@ -375,7 +415,10 @@ class Hooks:
         return bool(self._inside) and not self.budget.measuring
 
     def _see_attention(self, frame: AttentionFrame) -> None:
-        if recomputing() or (frame.q is not None and (frame.q.dim() != 4 or not frame.q.numel())):
+        if recomputing() or (frame.q is not None and not frame.q.numel()):
+            return
+        if frame.q is not None and frame.q.dim() != 4:
+            self._miss_attention(f"queries of {frame.q.dim()} axes, not of 4")
             return
         with self.budget:
             self.attention_calls += 1
@@ -392,30 +435,13 @@ class Hooks:
         if not self.active or kwargs is None or recomputing() or self.given is None:
             return
         with self.budget:
-            self._masks.attended(_given(args, kwargs), module.batch_first)
+            self._masks.attended(first_given(args, kwargs), module.batch_first)
             frame = None if self._mode is None else of_module(module, args, kwargs)
         if frame is not None:
             self._see_attention(frame)
+        elif self._mode is not None:
+            self._miss_attention("nn.MultiheadAttention with keys of another width, or without a batch")
 
-
-def _given(args: Any, kwargs: Any) -> Any:
-    """The first argument, by place or by name."""
-    return args[0] if args else next(iter(kwargs.values()), None)
-
-
-def _drops(residual: Residual) -> bool:
-    return residual.dropout > 0 and residual.training
-
-
-def recomputing() -> bool:
-    """Inside a backward pass a forward is a recomputation (activation checkpointing)."""
-    return graph_task_id() != -1
-
-
-def running_statistics(module: Any) -> tuple[Tensor, Tensor] | None:
-    """Running mean and variance; of a PowerNorm, zero and its mean square."""
-    if getattr(module, "running_psi2", None) is not None:
-        return torch.zeros_like(module.running_psi2), module.running_psi2
-    if getattr(module, "running_mean", None) is not None:
-        return module.running_mean, module.running_var
-    return None
+    def _miss_attention(self, why: str) -> None:
+        if not recomputing():
+            self.missed.setdefault(self._inside[-1] if self._inside else "model", why)

@@ -28,6 +28,10 @@ class Masks:
     def __init__(self, model: nn.Module) -> None:
         parts = {part for name, _ in model.named_modules() for part in name.split(".")}
         self._two_stacks = bool(parts & {"decoder", "target"}) and bool(parts & {"encoder", "source"})
+        # BERT calls a linear layer so: answers are a decoder's if it has parts.
+        self._decodes = self._two_stacks and any(
+            name.rpartition(".")[2] in ("decoder", "target") and any(m.children()) for name, m in model.named_modules()
+        )
         # Torch's own layers hand their stream to their attention as it is: there is no transposition inside of them.
         self._torchs: dict[str, bool] = {
             name: m.self_attn.batch_first for name, m in model.named_modules()
@@ -103,11 +107,17 @@ class Masks:
         """The mask in x's shape without features, if it can be told how it lies there; nothing is said where it cannot."""
         return None if mask is None else self._laid(site, x, mask, _places(x, channel_dim))[0]
 
+    def of_answers(self, y: Tensor) -> Tensor | None:
+        """The mask of what the model returned: of two stacks the decoder's, or none."""
+        return self._fitting("model", y, -1, self._decodes)
+
     def fitting(self, site: str, x: Tensor, channel_dim: int = -1) -> Tensor | None:
         """The mask in x's shape without features; where both stacks have one that fits, the site's name decides."""
+        return self._fitting(site, x, channel_dim, any(part in ("decoder", "target") for part in site.split(".")))
+
+    def _fitting(self, site: str, x: Tensor, channel_dim: int, above: bool) -> Tensor | None:
         places, found = _places(x, channel_dim), self._found
         if self._two_stacks:  # a model with a decoder alone may call its mask what it likes
-            above = any(part in ("decoder", "target") for part in site.split("."))
             found = {n: m for n, m in found.items() if (n in OF_THE_DECODER) == above}
         why = None
         for mask in found.values():
@@ -125,8 +135,9 @@ class Masks:
         batch, length = mask.shape
         if len(places) == 3:
             return self._with_heads(site, x, mask, places)
-        if len(places) == 1 and places[0] == batch * length and length > 1:
-            first = True if batch == 1 else self._batch_first(site, x, mask, self._told_last)
+        if len(places) == 1 and places[0] == batch * length:
+            # One token per sequence: its vector is the sequence's, and padding in either reading.
+            first = True if 1 in (batch, length) else self._batch_first(site, x, mask, self._told_last)
             return self._one_of({True: mask.reshape(-1), False: mask.T.reshape(-1)}, first, places)
         ways = {way: laid for way, laid in ((True, mask), (False, mask.T)) if tuple(laid.shape) == places}
         if len(ways) == 1:

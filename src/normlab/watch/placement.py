@@ -9,6 +9,7 @@ from torch import nn
 
 from .. import surgery
 from .._torch import has_hooks
+from ..surgery.find import in_use
 from .budget import Budget
 from .guard import Guard
 
@@ -45,7 +46,15 @@ class Placement:
         with self.budget:
             capture.detach()
             if output is not None:
-                self.found = surgery.structure_of(capture.finish(output), self.survey, "graph")
+                flow = capture.finish(output)
+                self.found = surgery.structure_of(flow, in_use(self.survey, flow.given_more), "graph")
+
+    def again(self) -> None:
+        """The forward that was expected has raised: another one is tried."""
+        if self._capture is not None:
+            self.forget()
+            self.tries += 1
+            self.expect()
 
     def forget(self) -> None:
         if self._capture is not None:

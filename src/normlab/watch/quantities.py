@@ -17,7 +17,19 @@ from .._torch import foreach_norm, foreach_sub
 from ..errors import unknown
 from .attention import HIDDEN
 from .faults import EpsShare, OutputSpread, RunningDistance, Unmoved, WeightScale
-from .frames import PRICES, AttentionFrame, BlockFrame, NormFrame, NormFrames, NormProbe, Probe, StepFrame, rms, some
+from .frames import (
+    PRICES,
+    AttentionFrame,
+    BlockFrame,
+    NormFrame,
+    NormFrames,
+    NormProbe,
+    Probe,
+    StepFrame,
+    denominator,
+    rms,
+    some,
+)  # fmt: skip
 from .statistics_flow import IdentityWeight, StatisticGradients, WithinTwo
 
 
@@ -98,7 +110,9 @@ class GradientThroughStatistics(Probe):
             return {}  # nothing flows through statistics that are detached
         axis = 0 if kind in ("batch", "power") else -1
         centered = kind in ("layer", "batch")
-        direct, mean, var = gradient_terms(frame.x_rows, frame.grad_rows, frame.gain(), axis, centered, frame.site.eps)
+        direct, mean, var = gradient_terms(
+            frame.x_rows, frame.grad_rows, frame.gain(), axis, centered, frame.site.eps, frame.site.eps_form
+        )
         size = rms(direct) + 1e-30
         found = {"grad_through_var": rms(var) / size}
         if centered:
@@ -107,15 +121,15 @@ class GradientThroughStatistics(Probe):
 
 
 def gradient_terms(
-    x: Tensor, grad: Tensor, gain: Tensor | None, axis: int, centered: bool, eps: float
+    x: Tensor, grad: Tensor, gain: Tensor | None, axis: int, centered: bool, eps: float, form: str = "root"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(direct, through the mean, through the variance), each times 1/deviation: their sum is dL/dx."""
     mean = x.mean(axis, keepdim=True) if centered else torch.zeros_like(x[:1, :1])
-    scale = 1 / torch.sqrt(((x - mean) ** 2).mean(axis, keepdim=True) + eps)
-    xhat = (x - mean) * scale
-    g = (grad if gain is None else grad * gain) * scale
-    through_mean = -g.mean(axis, keepdim=True) if centered else torch.zeros_like(scale)
-    return g, through_mean, -xhat * (g * xhat).mean(axis, keepdim=True)
+    low, slope = denominator(((x - mean) ** 2).mean(axis, keepdim=True), x.shape[axis], eps, form)
+    xhat = (x - mean) / low
+    g = (grad if gain is None else grad * gain) / low
+    through_mean = -g.mean(axis, keepdim=True) if centered else torch.zeros_like(low)
+    return g, through_mean, -(x - mean) * slope * (g * xhat).mean(axis, keepdim=True)
 
 
 class InferenceGap(Probe):

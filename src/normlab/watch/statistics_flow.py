@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .frames import BlockFrame, NormFrame, Probe, some
+from .frames import BlockFrame, NormFrame, Probe, denominator, some
 
 POOLED = ("batch", "power")  # kinds whose statistics span the tokens of a batch
 CENTERED = ("layer", "batch")
@@ -24,8 +24,7 @@ def plain_rows(frame: NormFrame) -> Tensor | None:
     axis = 0 if kind in POOLED else -1
     mean = x.mean(axis, keepdim=True) if kind in CENTERED else 0.0
     square = ((x - mean) ** 2).mean(axis, keepdim=True)
-    eps = 0.0 if kind == "scale" else frame.site.eps  # it bounds the length from below there, and adds nothing
-    return (x - mean) / torch.sqrt(square + eps + 1e-30)
+    return (x - mean) / denominator(square, x.shape[axis], frame.site.eps, frame.site.eps_form)[0]
 
 
 class StatisticGradients(Probe):

@@ -220,7 +220,7 @@ class Watch:
 
     def _frame(self) -> StepFrame:
         first = not self.recorded and not self._after
-        return StepFrame(self.model, self.norms, self.blocks, self._before, first, self._own)
+        return StepFrame(self.model, self.hooks.measured, self.blocks, self._before, first, self._own)
 
     def _before_step(self) -> None:
         if not self.hooks.active:
