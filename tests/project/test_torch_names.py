@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import BuiltinFunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -128,7 +128,7 @@ def test_functions_without_a_private_backward_are_applied_as_torch_does():
 
     del Without._backward_cls
     assert _torch.direct_apply(Without) == Without.apply
-    assert _torch.direct_apply(eager.RowNorm) != eager.RowNorm.apply
+    assert isinstance(_torch.direct_apply(eager.RowNorm), BuiltinFunctionType)  # no wrapper; torch 2.15 has none itself
     x, weight, grad = torch.randn(5, 7), torch.rand(7), torch.randn(5, 7)
     facts, found = RowFacts("rms", 1e-5, 7, 7), []
     for apply in (eager.RowNorm.apply, eager.row_norm):
