@@ -126,9 +126,8 @@ class Budget:
         if self.max_overhead is None or not self.recorded:
             return WHOLE
         price = self.prices.get(WHOLE, 0.0) * (FIRST if self.whole == 1 else 1.0)
-        if (
-            self.whole == 1 and LEAN in self.prices
-        ):  # a lean one has told more than the first, which has paid for what happens once
+        if self.whole == 1 and LEAN in self.prices:
+            # a lean one has told more than the first, which has paid for what happens once
             price = min(price, self.prices[LEAN] / LEAN_GUESS)
         cheap = self.prices.get(LEAN, LEAN_GUESS * price)
         made = self.spent - self.idle_spent
