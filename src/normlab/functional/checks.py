@@ -30,8 +30,12 @@ def check_floating(op: str, x: Tensor) -> None:
         raise TypeError(f"{op} takes a tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise TypeError(f"{op} takes a floating-point tensor, got {x.dtype}; convert it first, e.g. x.float()")
-    if x.layout is not torch.strided and type(x) in PLAIN:
-        raise TypeError(f"{op} takes a dense tensor, got one with layout {x.layout}; convert it first: x.to_dense()")
+    check_dense(op, "x", x)
+
+
+def check_dense(op: str, name: str, t: Tensor) -> None:
+    if t.layout is not torch.strided and type(t) in PLAIN:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got one with layout {t.layout}; convert it: .to_dense()")
 
 
 def check_eps(eps: float) -> float:
@@ -66,8 +70,7 @@ def check_parameter(op: str, name: str, p: Tensor | None, size: int) -> None:
     if not isinstance(p, Tensor) or not p.is_floating_point():
         got = p.dtype if isinstance(p, Tensor) else type(p).__name__
         raise TypeError(f"{op}: {name} must be a floating-point tensor, got {got}")
-    if p.layout is not torch.strided and type(p) in PLAIN:
-        raise TypeError(f"{op}: {name} must be a dense tensor, got one with layout {p.layout}; convert it: .to_dense()")
+    check_dense(op, name, p)
     if p.numel() != size:
         raise ValueError(f"{op}: {name} has {p.numel()} values (shape {tuple(p.shape)}), the input needs {size}")
 
@@ -104,10 +107,7 @@ def as_mask(
             raise ValueError(
                 f"{op}: mask has shape {tuple(mask.shape)}, an input of shape {tuple(x.shape)} needs {positions}"
             )
-        if mask.layout is not torch.strided and type(mask) in PLAIN:
-            raise TypeError(
-                f"{op}: mask must be a dense tensor, got one with layout {mask.layout}; convert it: .to_dense()"
-            )
+        check_dense(op, "mask", mask)
         check_same_device(op, x, mask=mask)
         if not is_compiling() and mask.is_inference() and not torch.is_inference_mode_enabled():
             mask = mask.clone()  # autograd would refuse to save it, and only after running statistics have moved

@@ -91,7 +91,7 @@ def _at_other_widths(ask: Callable[..., Asked], shape: tuple[int, ...], channel:
         other[channel] = width
         try:
             found.append(ask(tuple(other), channel))
-        except Exception:
+        except Exception:  # whatever a foreign module raises there says the same: not this width
             continue
     return found
 
